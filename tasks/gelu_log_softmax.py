@@ -1,0 +1,28 @@
+# Log-softmax over the rows, after gelu.
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+ROWS = 8192
+COLS = 4096
+# sizes[cpp]: ROWS = 2048, COLS = 1024
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        x = F.gelu(x)
+        x = torch.log_softmax(x, dim=1)
+        return x
+
+
+def get_inputs():
+    scale = 0.5 + 1.5 * torch.rand(ROWS, 1)
+    offset = 0.5 * torch.randn(ROWS, 1)
+    return [torch.randn(ROWS, COLS) * scale + offset]
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,27 @@
+# Matrix product, then silu.
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+M = 4096
+K = 2048
+N = 4096
+# sizes[cpp]: M = 512, K = 256, N = 512
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x, y):
+        x = torch.matmul(x, y)
+        x = F.silu(x)
+        return x
+
+
+def get_inputs():
+    return [torch.randn(M, K), torch.randn(K, N) / K**0.5]
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,27 @@
+# Running sums of the rows, from the right, then leaky_relu.
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+ROWS = 8192
+COLS = 4096
+# sizes[cpp]: ROWS = 2048, COLS = 1024
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        x = torch.flip(torch.cumsum(torch.flip(x, (1,)), dim=1), (1,))
+        x = F.leaky_relu(x, 0.1)
+        return x
+
+
+def get_inputs():
+    scale = 0.5 + 1.5 * torch.rand(ROWS, 1)
+    return [torch.randn(ROWS, COLS) * scale]
+
+
+def get_init_inputs():
+    return []

@@ -1,0 +1,28 @@
+# Row means, after tanh, then abs.
+import torch
+import torch.nn as nn
+
+ROWS = 8192
+COLS = 4096
+# sizes[cpp]: ROWS = 2048, COLS = 1024
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        x = torch.tanh(x)
+        x = torch.mean(x, dim=1)
+        x = torch.abs(x)
+        return x
+
+
+def get_inputs():
+    scale = 0.5 + 1.5 * torch.rand(ROWS, 1)
+    offset = 0.5 * torch.randn(ROWS, 1)
+    return [torch.randn(ROWS, COLS) * scale + offset]
+
+
+def get_init_inputs():
+    return []
