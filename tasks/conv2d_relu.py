@@ -6,7 +6,7 @@ import torch.nn.functional as F
 BATCH = 32
 CHANNELS = 16
 SIDE = 256
-# sizes[cpp]: BATCH = 4, CHANNELS = 8, SIDE = 96
+# sizes[cpp]: BATCH = 8, CHANNELS = 8, SIDE = 96
 
 
 class Model(nn.Module):

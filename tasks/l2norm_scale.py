@@ -2,9 +2,9 @@
 import torch
 import torch.nn as nn
 
-ROWS = 8192
+ROWS = 16384
 COLS = 4096
-# sizes[cpp]: ROWS = 2048, COLS = 1024
+# sizes[cpp]: ROWS = 4096, COLS = 1024
 
 
 class Model(nn.Module):

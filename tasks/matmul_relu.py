@@ -5,7 +5,7 @@ import torch.nn as nn
 M = 4096
 K = 2048
 N = 4096
-# sizes[cpp]: M = 512, K = 256, N = 512
+# sizes[cpp]: M = 1024, K = 128, N = 1024
 
 
 class Model(nn.Module):
