@@ -29,7 +29,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,10 +36,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernel_sandbox import Sandbox, Status, Task, UserError
 from tqdm import tqdm
 
+import kernel_sandbox
 import rollout
+from kernel_sandbox import Status, Task, UserError
+from run_folder import append_lines, write_whole
 
 CORRECT_WEIGHT = 0.3  # Sec. 3.2; kernel_sandbox.score has the same default (a test compares them)
 DRAWS = 2000  # bootstrap resamples behind each interval
@@ -93,10 +94,16 @@ class Interval:
     high: float  # upper end
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{digits(self.value)} [{digits(self.low)}, {digits(self.high)}]"
 
     def signed(self) -> str:
-        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+        return f"{digits(self.value, '+')} [{digits(self.low, '+')}, {digits(self.high, '+')}]"
+
+
+def digits(value: float, sign: str = "") -> str:
+    """Four characters or so for any size, so that columns stay narrow: 0.31, 12.3, 123."""
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:{sign}.{decimals}f}"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -420,10 +427,11 @@ def table(evaluation: Evaluation, **options: Any) -> str:
     names = list(METRICS)
     blocks = [heading(evaluation)]
     for kind in ("avg", "best"):
-        rows = [[f"{kind}@{evaluation.trajectories}, turns", *names]]
+        title = f"{kind}@{evaluation.trajectories} after each number of turns, best so far"
+        rows = [["", *names]]
         for k in range(evaluation.turns):
             rows.append([str(k + 1), *(str(by_turn[name][kind][k]) for name in names)])
-        blocks.append(align(rows))
+        blocks.append(title + "\n" + align(rows))
     blocks.append(turn_table(evaluation))
     return "\n\n".join(blocks)
 
@@ -476,6 +484,80 @@ def compare_table(before: Evaluation, after: Evaluation, **options: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
+# results.json
+# ------------------------------------------------------------------------------------------------
+
+FAST_P = (0.0, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)  # thresholds of the fast_p curve
+
+
+def results(
+    evaluation: Evaluation, before: Evaluation | None = None, **options: Any
+) -> dict[str, Any]:
+    """Everything results.json holds and the report shows; [value, low, high] for intervals.
+
+    With `before`, its results lie under "baseline" and the change under "comparison".
+    """
+    by_turn = metrics_by_turn(evaluation, **options)
+    trajectories = evaluation.trajectories
+    curves = {
+        kind: fast_p_curve(evaluation, FAST_P, m, **options)
+        for kind, m in (("avg", None), ("best", trajectories))
+    }
+    out: dict[str, Any] = {
+        "meta": {**evaluation.meta, "split_label": split_label(evaluation)},
+        "counts": counts(evaluation),
+        "by_turn": {
+            metric: {kind: [triple(x) for x in row] for kind, row in kinds.items()}
+            for metric, kinds in by_turn.items()
+        },
+        "best_by_m": {
+            metric: [triple(x) for x in best_by_m(evaluation, metric, **options)]
+            for metric in ("correct", "speedup", "score")
+        },
+        "fast_p": {"p": list(FAST_P)}
+        | {kind: [triple(x) for x in curve] for kind, curve in curves.items()},
+        "score_at_turn": [known(value) for value in scores_at_turn(evaluation)],
+        "status_at_turn": status_shares(evaluation),
+        "per_task": task_rows(evaluation),
+    }
+    if before is not None:
+        change = compare(before, evaluation, **options)
+        out["baseline"] = results(before, **options)
+        out["comparison"] = {
+            "text": str(change),
+            "before": triple(change.before),
+            "after": triple(change.after),
+            "ratio": known(change.ratio),
+            "difference": triple(change.difference),
+            "turns": change.turns,
+        }
+    return out
+
+
+def task_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Per task, after all turns: avg@m of correctness, speedup and score, best@m of speedup."""
+    last = {
+        metric: trajectory_values(evaluation, metric)[:, :, -1]
+        for metric in ("correct", "speedup", "score")
+    }
+    best = best_at_m(last["speedup"], evaluation.trajectories)
+    return [
+        {"task": name, "best": known(best[i])}
+        | {metric: known(avg_at_m(values[i])) for metric, values in last.items()}
+        for i, name in enumerate(evaluation.tasks)
+    ]
+
+
+def known(value: Any) -> float | None:
+    """A JSON number: nan and inf do not exist there."""
+    return float(value) if math.isfinite(value) else None
+
+
+def triple(interval: Interval) -> list[float | None]:
+    return [known(interval.value), known(interval.low), known(interval.high)]
+
+
+# ------------------------------------------------------------------------------------------------
 # Running a policy
 # ------------------------------------------------------------------------------------------------
 
@@ -484,7 +566,7 @@ def evaluate_policy(
     policy: Any,
     tokenizer: Any,
     tasks: Sequence[Task],
-    sandbox: Sandbox,
+    sandbox: kernel_sandbox.Sandbox,
     *,
     trajectories: int,
     turns: int,
@@ -540,7 +622,7 @@ def evaluate_policy(
                     mine = [episode for episode in episodes if episode.task.name == task.name]
                     rows[task.name] = [row for episode in mine for row in turn_rows(episode)]
                     if path is not None:
-                        append_rows(path, rows[task.name])
+                        append_lines(path, rows[task.name])
             bar.update(len(chunk))
     ordered = [row for task in tasks for row in rows[task.name]]
     return evaluation_of(ordered, {**meta, **settings, "tasks": len(tasks)})
@@ -589,15 +671,6 @@ def evaluation_of(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) ->
     return Evaluation(names, correct, np.where(correct, speedup, 0.0), harness, dict(meta), status)
 
 
-def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One write for all turns of a task, on disk when it returns."""
-    text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
-    with open(path, "a", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def resume(path: Path, settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Rows of the tasks that are complete in turns.jsonl; the file keeps only those.
 
@@ -628,10 +701,3 @@ def resume(path: Path, settings: Mapping[str, Any]) -> dict[str, list[dict[str, 
     rows = {name: mine for name, mine in rows.items() if len(mine) == cells}
     write_whole(path, "".join(json.dumps(row) + "\n" for mine in rows.values() for row in mine))
     return rows
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is the old one or the new one, never half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

@@ -1,0 +1,268 @@
+"""The metrics against numbers worked out by hand and brute force, the intervals against simulation,
+the command line against its promises."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+import evaluate as ev
+import kernel_sandbox
+import report
+
+
+def evaluation(correct, speedup=None, harness=None, **meta):
+    """Evaluation from nested lists [P][G][K]; speedup defaults to 1 where correct."""
+    correct = np.array(correct, dtype=bool)
+    speedup = np.where(correct, 1.0 if speedup is None else np.array(speedup, dtype=float), 0.0)
+    harness = np.zeros_like(correct) if harness is None else np.array(harness, dtype=bool)
+    status = np.where(harness, "HARNESS_ERROR", np.where(correct, "CORRECT", "INCORRECT"))
+    names = tuple(f"task{i}" for i in range(len(correct)))
+    return ev.Evaluation(names, correct & ~harness, speedup, harness, meta, status)
+
+
+def simulated(rng, tasks, trajectories, turns, *, skill=0.0, hardness=None):
+    """A made-up benchmark whose tasks differ in difficulty (logit), as real ones do."""
+    hardness = rng.normal(-0.5, 1.5, size=tasks) if hardness is None else hardness
+    solve = 1 / (1 + np.exp(-(hardness + skill)))
+    shape = (tasks, trajectories, turns)
+    correct = rng.random(shape) < solve[:, None, None]
+    speedup = np.where(correct, np.exp(rng.normal(-0.2, 0.4, size=shape)), 0.0)
+    names = tuple(f"task{i}" for i in range(tasks))
+    return ev.Evaluation(names, correct, speedup, np.zeros(shape, dtype=bool))
+
+
+# ------------------------------------------------------------------------------- metrics
+
+
+def test_score_is_the_training_score_of_section_3_2():
+    correct, speedup = np.array([True, True, False]), np.array([2.0, 0.5, 0.0])
+    assert ev.score_values(correct, speedup).tolist() == pytest.approx([2.3, 0.8, 0.0])
+    pairs = zip(correct.tolist(), speedup.tolist(), strict=True)
+    scalar = [kernel_sandbox.score(*pair) for pair in pairs]
+    assert ev.score_values(correct, speedup).tolist() == pytest.approx(scalar)
+
+
+def test_fast_p_counts_a_speedup_of_exactly_p_and_never_a_wrong_kernel():
+    correct, speedup = np.array([True, True, False]), np.array([1.0, 0.999, 5.0])
+    assert ev.fast_values(1.0)(correct, speedup).tolist() == [1.0, 0.0, 0.0]
+    assert ev.fast_values(0.0)(correct, speedup).tolist() == [1.0, 1.0, 0.0]
+
+
+def test_trajectory_after_k_turns_is_worth_its_best_kernel_so_far():
+    one = evaluation([[[0, 1, 1, 0]]], [[[0, 0.5, 2.0, 0]]])
+    values = {name: ev.trajectory_values(one, name)[0, 0].tolist() for name in ev.METRICS}
+    assert values["correct"] == [0, 1, 1, 1]
+    assert values["speedup"] == [0, 0.5, 2.0, 2.0]
+    assert values["fast_1"] == [0, 0, 1, 1]
+    assert values["fast_1.5"] == [0, 0, 1, 1]
+    assert values["score"] == pytest.approx([0, 0.8, 2.3, 2.3])
+    assert ev.scores_at_turn(one) == pytest.approx([0, 0.8, 2.3, 0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_best_at_m_equals_the_mean_maximum_over_all_subsets(n):
+    values = np.random.default_rng(n).normal(size=n).round(1)  # rounding makes ties
+    for m in range(1, n + 1):
+        subsets = [max(subset) for subset in itertools.combinations(values, m)]
+        assert ev.best_at_m(values, m) == pytest.approx(np.mean(subsets))
+
+
+def test_best_at_m_of_zeros_and_ones_is_pass_at_k():
+    solved, n = 3, 10
+    values = np.array([1.0] * solved + [0.0] * (n - solved))
+    for k in range(1, n + 1):
+        chen = 1 - math.comb(n - solved, k) / math.comb(n, k)
+        assert ev.best_at_m(values, k) == pytest.approx(chen)
+
+
+def test_best_at_one_is_the_average_and_best_at_all_the_maximum():
+    values = np.random.default_rng(0).random((4, 6))
+    assert ev.best_at_m(values, 1) == pytest.approx(ev.avg_at_m(values))
+    assert ev.best_at_m(values, 6) == pytest.approx(values.max(axis=1))
+    with pytest.raises(ValueError, match="best@7"):
+        ev.best_at_m(values, 7)
+
+
+def test_unsolved_tasks_count_zero_in_the_mean():
+    two = evaluation([[[1], [1]], [[0], [0]]], [[[3], [1]], [[0], [0]]])
+    by_turn = ev.metrics_by_turn(two, draws=50)
+    assert by_turn["speedup"]["avg"][0].value == pytest.approx((2 + 0) / 2)
+    assert by_turn["speedup"]["best"][0].value == pytest.approx((3 + 0) / 2)
+    assert by_turn["correct"]["avg"][0].value == pytest.approx(0.5)
+    assert ev.task_rows(two)[0] == {"task": "task0", "best": 3, "correct": 1, "speedup": 2,
+                                    "score": pytest.approx(2.3)}
+
+
+def test_best_by_m_starts_at_avg_and_ends_at_best():
+    some = simulated(np.random.default_rng(3), 5, 4, 2)
+    curve = ev.best_by_m(some, "score", draws=20)
+    by_turn = ev.metrics_by_turn(some, draws=20)["score"]
+    assert curve[0].value == pytest.approx(by_turn["avg"][-1].value)
+    assert curve[-1].value == pytest.approx(by_turn["best"][-1].value)
+    assert all(a.value <= b.value for a, b in itertools.pairwise(curve))
+
+
+def test_fast_p_curve_starts_at_correctness_and_falls():
+    some = simulated(np.random.default_rng(4), 5, 4, 2)
+    curve = [x.value for x in ev.fast_p_curve(some, [0, 0.5, 1, 2], None, draws=20)]
+    assert curve[0] == pytest.approx(ev.metrics_by_turn(some, draws=20)["correct"]["avg"][-1].value)
+    assert curve == sorted(curve, reverse=True)
+
+
+# -------------------------------------------------------------------------- harness errors
+
+
+def test_harness_errors_are_left_out_and_counted_never_scored_zero():
+    # Trajectory 0: harness error, then correct. Trajectory 1: nothing but harness errors.
+    # Trajectory 2: wrong, then harness error.
+    one = evaluation(
+        [[[0, 1], [0, 0], [0, 0]]], [[[0, 2], [0, 0], [0, 0]]], [[[1, 0], [1, 1], [0, 1]]]
+    )
+    values = ev.trajectory_values(one, "speedup")[0]
+    assert values[0, 1] == 2 and values[2].tolist() == [0, 0]
+    assert np.isnan(values[0, 0]) and np.isnan(values[1]).all()
+    after = ev.metrics_by_turn(one, draws=20)["speedup"]
+    assert [x.value for x in after["avg"]] == pytest.approx([0, 1])  # (2 + 0) / 2 after two turns
+    assert after["best"][1].value == 2
+    assert ev.scores_at_turn(one) == pytest.approx([0, 2.3])
+    counted = ev.counts(one)
+    assert counted["harness_errors"] == 4 and counted["kernels"] == 6
+    assert counted["dropped_trajectories"] == 1 and counted["dropped_tasks"] == 0
+    assert "4 of 6 kernels not judged" in ev.table(one, draws=20)
+
+
+def test_a_task_of_harness_errors_only_leaves_the_means_alone():
+    lost = evaluation([[[1]], [[0]]], harness=[[[0]], [[1]]])
+    assert ev.metrics_by_turn(lost, draws=20)["correct"]["avg"][0].value == 1
+    assert ev.counts(lost)["dropped_tasks"] == 1
+    nothing = evaluation([[[0]]], harness=[[[1]]])
+    assert math.isnan(ev.metrics_by_turn(nothing, draws=20)["score"]["avg"][0].value)
+    text = json.dumps(ev.results(nothing, nothing, draws=20), allow_nan=False)
+    assert json.loads(text)["by_turn"]["score"]["avg"] == [[None, None, None]]
+
+
+# -------------------------------------------------------------------------------- intervals
+
+
+@pytest.mark.parametrize("m, least", [(None, 0.90), (8, 0.88)])
+def test_intervals_cover_the_truth_of_simulated_benchmarks(m, least):
+    """95 % nominal; 200 simulated benchmarks of 20 tasks, so a share of 0.90 is 3 sd below."""
+    rng = np.random.default_rng(11)
+    draw = lambda tasks: ev.trajectory_values(simulated(rng, tasks, 8, 1), "score")[:, :, 0]  # noqa: E731
+    truth = ev.mean_over_tasks(ev.estimator(m)(draw(200_000)))
+    inside = []
+    for number in range(200):
+        found = ev.estimate_interval(draw(20), m, draws=400, seed=number)
+        inside.append(found.low <= truth <= found.high)
+    assert least <= np.mean(inside) <= 0.995
+
+
+def test_paired_difference_is_narrower_than_an_unpaired_one():
+    rng = np.random.default_rng(5)
+    hardness = rng.normal(-0.5, 2.0, size=12)
+    sides = [simulated(rng, 12, 16, 1, skill=skill, hardness=hardness) for skill in (0.0, 0.8)]
+    before, after = (ev.trajectory_values(side, "score")[:, :, 0] for side in sides)
+    paired = ev.difference_interval(before, after, None)
+    apart = ev.bootstrap(after, ev.avg_at_m, seed=1) - ev.bootstrap(before, ev.avg_at_m, seed=2)
+    low, high = np.percentile(apart, [2.5, 97.5])
+    assert paired.value == pytest.approx(after.mean() - before.mean())
+    assert paired.high - paired.low < 0.8 * (high - low)
+
+
+def test_intervals_are_reproducible_and_hold_the_estimate():
+    some = simulated(np.random.default_rng(6), 6, 4, 3)
+    first, second = (ev.metrics_by_turn(some, draws=200, seed=3) for _ in range(2))
+    assert first == second
+    for kinds in first.values():
+        for row in (*kinds["avg"], *kinds["best"]):
+            assert row.low <= row.value <= row.high
+
+
+def test_chunks_do_not_change_the_bootstrap(monkeypatch):
+    values = np.random.default_rng(7).random((5, 4))
+    whole = ev.bootstrap(values, ev.avg_at_m, draws=100)
+    monkeypatch.setattr(ev, "CHUNK_CELLS", 20)
+    assert ev.bootstrap(values, ev.avg_at_m, draws=100) == pytest.approx(whole)
+
+
+# -------------------------------------------------------------------------------- comparison
+
+
+def test_comparison_line_by_hand():
+    before = evaluation([[[0, 1]], [[0, 0]]], [[[0, 0.7]], [[0, 0]]], split="heldout")
+    after = evaluation([[[1, 1]], [[1, 0]]], [[[1.2, 1.7]], [[0.7, 0]]], split="heldout")
+    found = ev.compare(before, after)
+    assert found.before.value == pytest.approx(0.5)  # (1.0 + 0) / 2
+    assert found.after.value == pytest.approx(1.5)  # (2.0 + 1.0) / 2
+    assert found.ratio == pytest.approx(3) and found.difference.value == pytest.approx(1)
+    assert str(found) == (
+        "held-out best-of-2-turns score: 0.50 -> 1.50 (x3.00, difference +1.00, "
+        "95 % interval +1.00 .. +1.00)"
+    )
+    assert found.improved
+
+
+def test_no_change_is_not_called_an_improvement():
+    rng = np.random.default_rng(8)
+    hardness = rng.normal(size=10)
+    sides = [simulated(rng, 10, 8, 2, hardness=hardness) for _ in range(2)]
+    assert not ev.compare(*sides).improved and not ev.compare(*reversed(sides)).improved
+
+
+def test_comparison_pairs_tasks_by_name_and_uses_common_turns():
+    before = evaluation([[[1, 0]], [[0, 0]]], [[[1.0, 0]], [[0, 0]]])
+    after = ev.Evaluation(
+        ("task1", "task0"), np.array([[[True]], [[True]]]), np.array([[[2.0]], [[1.0]]]),
+        np.zeros((2, 1, 1), dtype=bool),
+    )  # fmt: skip
+    found = ev.compare(before, after)
+    assert found.turns == 1 and found.difference.value == pytest.approx((0 + 2.3) / 2)
+    stranger = ev.Evaluation(("other",), after.correct[:1], after.speedup[:1], after.harness[:1])
+    with pytest.raises(kernel_sandbox.UserError, match="no task in common"):
+        ev.compare(before, stranger)
+
+
+def test_evaluation_rejects_arrays_that_do_not_fit():
+    good = np.zeros((1, 2, 3), dtype=bool)
+    with pytest.raises(ValueError, match="alike"):
+        ev.Evaluation(("a",), good, np.zeros((1, 2, 2)), good)
+    with pytest.raises(ValueError, match="finite"):
+        ev.Evaluation(("a",), good, np.full((1, 2, 3), np.nan), good)
+
+
+# -------------------------------------------------------------------------- tables and page
+
+
+def test_tables_fit_in_100_columns_and_show_each_turn():
+    some = simulated(np.random.default_rng(9), 4, 16, 8)
+    text = ev.table(some, draws=50)
+    assert max(len(line) for line in text.splitlines()) <= 100
+    numbered = [line[0] for line in text.splitlines() if line[:1].isdigit()]
+    assert numbered == list("12345678") * 2
+    first = ev.metrics_by_turn(some, draws=50)["correct"]["avg"][0]
+    assert str(first) in text
+    both = ev.compare_table(some, some, draws=50)
+    assert max(len(line) for line in both.splitlines()) <= 100
+    assert ev.digits(12.345) == "12.3" and ev.digits(123.45, "+") == "+123"
+    assert both.splitlines()[-1] == str(ev.compare(some, some, draws=50))
+
+
+def test_report_is_one_file_with_every_table_and_figure(tmp_path):
+    rng = np.random.default_rng(10)
+    before, after = simulated(rng, 3, 4, 2), simulated(rng, 3, 4, 2, skill=1)
+    before = ev.Evaluation(before.tasks, before.correct, before.speedup, before.harness,
+                           {"model": "<b>before</b>"})  # fmt: skip
+    found = ev.results(after, before, draws=50)
+    found["meta"]["model"] = "after"
+    (tmp_path / "results.json").write_text(json.dumps(found, allow_nan=False))
+    assert report.main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert found["comparison"]["text"].replace(">", "&gt;") in page
+    assert "<b>before" not in page and "&lt;b&gt;before" in page
+    assert page.count("<figure>") == 6 == len(list((tmp_path / "figures").glob("*.png")))
+    assert "http://" not in page.replace("http://www.w3.org", "") and "<script" not in page
+    assert all(task in page for task in after.tasks)
+    assert report.main([str(tmp_path / "nosuch")]) == 2
