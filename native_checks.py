@@ -199,6 +199,8 @@ class Native:
         self.spaces: dict[str, str] = {}  # namespace alias -> namespace
         self.opened: set[str] = set()  # using namespace ...
         self.tensor_types = {"Tensor"}
+        self.tensor_fields: dict[str, str] = {}  # struct members -> kind
+        self.returned: dict[str, str] = {}  # function defined or declared here -> kind it returns
         self.macros: dict[str, Function] = {}
         self._open_calls: list[tuple[str, Node]] = []  # unqualified calls of ATen names
         self._lines: list[str] = []
@@ -363,7 +365,12 @@ class Native:
             if last not in PYBIND_FINE:
                 self._flag("native_python", f"{name} calls into Python from C++", node)
         elif parts[0] in ("cub", "cutlass", "thrust") and self.purity == "strict":
-            if parts[0] == "thrust" and len(parts) > 1 or "device" in parts or "Device" in last:
+            if (
+                parts[0] == "thrust"
+                and len(parts) > 1
+                or "device" in parts
+                or any(part.startswith("Device") for part in parts)
+            ):
                 self._flag("native_library", f"{name}: write the algorithm yourself", node)
         elif parts[0] == "std":
             if set(parts) & SYSTEM:
@@ -405,6 +412,7 @@ class Native:
         if HOOKABLE.match(plain) and "::" not in name and "__device__" not in head:
             self._flag("native_interpose", f"{plain} must not be redefined", node)
         made = self.functions.setdefault(plain, Function(plain))
+        self.returned[plain] = self._type_kind(_text(node.child_by_field_name("type")))
         made.kernel |= "__global__" in head
         made.device |= made.kernel or "__device__" in head
         if body is not None and any(child.type != "comment" for child in body.named_children):
@@ -471,9 +479,19 @@ class Native:
                 values.append(value)
             elif declarator.type == "function_declarator":
                 scope.names[name] = ""
+                self.returned[name] = declared_kind
             elif declarator.type == "array_declarator":
                 values.extend(declarator.named_children[1:])
         return values, scope, function
+
+    def _on_field_declaration(
+        self, node: Node, scope: Scope, function: Function | None
+    ) -> tuple[Sequence[Node], Scope, Function | None]:
+        kind = self._type_kind(_text(node.child_by_field_name("type")))
+        for declarator in node.children_by_field_name("declarator"):
+            if kind and declarator.type != "function_declarator":
+                self.tensor_fields[_declared(declarator)] = kind
+        return node.children, scope, function
 
     # ----------------------------------------------------------------------------------- expressions
 
@@ -485,6 +503,8 @@ class Native:
             return scope.get(_text(node)) or ""
         if node.type == "call_expression":
             return self._call_kind(node, scope, depth)
+        if node.type == "field_expression":
+            return self.tensor_fields.get(_text(node.child_by_field_name("field")), "")
         if node.type == "subscript_expression":
             inner = node.child_by_field_name("argument")
             return "tensor" if inner is not None and self._kind(inner, scope, depth + 1) else ""
@@ -517,14 +537,13 @@ class Native:
         if parts[-1] == "move" or parts[-1] in ("empty", "empty_like", "zeros", "zeros_like"):
             if parts[0] in ("at", "torch", "c10"):
                 return "tensor"
-        if parts == ["std", "move"]:
+        if parts in (["std", "move"], ["std", "get"], ["std", "forward"]):
             arguments = node.child_by_field_name("arguments")
-            kinds = (
-                [self._kind(a, scope, depth + 1) for a in arguments.named_children]
-                if arguments
-                else []
-            )
-            return kinds[0] if kinds else ""
+            given = arguments.named_children if arguments is not None else []
+            kinds = {self._kind(argument, scope, depth + 1) for argument in given}
+            return "tensor" if kinds & {"tensor", "tensors"} else ""
+        if len(parts) == 1 and name in self.returned:
+            return self.returned[name]
         made = parts[-1] in PLUMBING["allocation; contents constant"] or not _is_plumbing(name)
         return "tensor" if parts[0] in ("at", "torch") and made else ""
 
@@ -573,6 +592,8 @@ class Native:
                     " write it inside your own kernel",
                     node,
                 )
+        elif method in ATEN_CALLS:
+            self._open_calls.append((method, node))
         elif method == "detach":
             self._flag("native_system", "a detached thread would outlive the call", node)
         elif method == "attr":
@@ -583,6 +604,8 @@ class Native:
         known = self.functions.keys() | self.macros.keys()
         for name, node in self._open_calls:
             if name in known or name in METHOD_NAMES or _is_plumbing("at::" + name):
+                continue
+            if LIBRARY.match(name) or re.match(r"(cuda|cu)[A-Z]", name):
                 continue
             if name.isupper() or name.startswith(("TORCH_", "AT_", "C10_", "CHECK", "CUDA_")):
                 continue

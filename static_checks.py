@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from native_checks import Finding, Native
+from native_checks import ATEN_CALLS, Finding, Native
 
 __all__ = ["RULES", "Finding", "check", "check_native"]
 
@@ -140,8 +140,6 @@ DANGEROUS: dict[str, str] = {
     "sys.modules": "dynamic", "sys._getframe": "dynamic", "sys.settrace": "dynamic",
     "sys.setprofile": "dynamic", "sys.path": "import", "sys.meta_path": "dynamic",
     "sys.exit": "dynamic", "builtins.exit": "dynamic", "builtins.quit": "dynamic",
-    "os.system": "dynamic", "os.popen": "dynamic", "os._exit": "dynamic", "os.fork": "dynamic",
-    "os.kill": "dynamic", "os.open": "file", "os.write": "file", "os.read": "file",
     "contextlib.suppress": "try", "contextlib.ExitStack": "try", "operator.attrgetter": "dynamic",
     "operator.methodcaller": "dynamic", "torch.load": "file", "torch.save": "file",
     "torch.hub": "file", "torch.from_file": "file", "torch.overrides": "tensor_subclass",
@@ -156,12 +154,28 @@ SLY_ATTRIBUTES = frozenset(
     " __getattribute__ __closure__ __wrapped__ __self__ __func__ f_back f_globals f_locals f_builtins"
     " gi_frame cr_frame tb_frame _getframe __loader__ __reduce__ __reduce_ex__".split()
 )
+FINE_DUNDERS = frozenset("__version__ __init__ __name__ __call__ __setattr__ __class__".split())
 HOOKS = frozenset(
     "register_forward_hook register_forward_pre_hook register_full_backward_hook"
     " register_module_forward_hook register_module_forward_pre_hook _call_impl _wrapped_call_impl"
     " _slow_forward".split()
 )
-FILE_METHODS = frozenset("read_text write_text read_bytes write_bytes".split())
+FILE_METHODS = frozenset("read_text write_text read_bytes write_bytes open tofile".split())
+
+# Modules that other modules expose as attributes: torch.cuda.os.system is os.system.
+PIVOTS = frozenset(
+    "torch builtins sys os subprocess importlib ctypes inspect socket threading io shutil pickle"
+    " multiprocessing signal gc types".split()
+)
+# All that is left of some modules; the rest counts as hidden access.
+PARTS = {
+    "os": frozenset("environ path getenv cpu_count sep makedirs getcwd name".split()),
+    "sys": frozenset("version version_info platform maxsize stderr stdout byteorder".split()),
+    "shutil": frozenset(["which"]),
+    "tempfile": frozenset("mkdtemp gettempdir TemporaryDirectory".split()),
+    "types": frozenset("SimpleNamespace NoneType MappingProxyType".split()),
+    "torch.utils.cpp_extension": frozenset("load_inline load CUDA_HOME include_paths".split()),
+}
 
 Value = frozenset[str]
 NONE: Value = frozenset()
@@ -260,6 +274,8 @@ class _Checker:
         self.bases: dict[str, Value] = {}
         self.methods: dict[str, dict[str, str]] = {}  # class -> method name -> function key
         self.attributes: dict[str, Value] = {}  # attribute name -> what was ever stored there
+        self.stored: Value = NONE  # what was assigned to an attribute forward or __call__
+        self.wrappers: dict[str, Value] = {}  # function key or class name -> its decorators
         self.reached: set[str] = set()  # keys of functions that forward can reach
         self.calls_extension = False
         self.loads: dict[int, ast.Call] = {}  # load_inline calls
@@ -363,20 +379,36 @@ class _Checker:
                 return value[7:-1]
         return ""
 
-    def _reach_model(self) -> None:
-        """Everything that runs when ModelNew is called: forward, __call__, lookups, base classes."""
-        todo, seen = [self._model_name()], set[str]()
-        while todo:
-            name = todo.pop()
-            if name in seen or name not in self.classes:
-                continue
-            seen.add(name)
+    def _reach(self, origin: str) -> None:
+        """Code that forward reaches uses this value: a function, or an object with operators."""
+        if origin.startswith("<func:"):
+            self.reached.add(origin)
+        elif origin.startswith(("<class:", "<obj:")):
+            name = origin.split(":")[1][:-1]
             for method, key in self.methods.get(name, {}).items():
-                if method in ("forward", "__call__", "__getattr__", "__getattribute__"):
+                if method.startswith("__") and method not in ("__init__", "__repr__"):
                     self.reached.add(key)
-            todo += [
-                base[7:-1] for base in self.bases.get(name, NONE) if base.startswith("<class:")
-            ]
+
+    def _reach_model(self) -> None:
+        """Everything that runs when ModelNew is called: forward, __call__, lookups, base classes,
+        whatever is stored under those names, and the decorators of all these."""
+        names = self.module.names.get("ModelNew", NONE) | {f"<class:{self._model_name()}>"}
+        names |= self._all_bases(self._model_name())
+        for origin in names:
+            if origin.startswith("<class:"):
+                self._reach(origin)
+                key = self.methods.get(origin[7:-1], {}).get("forward")
+                self.reached |= {key} if key else set()
+        for origin in names | self.stored | self.wrappers.get(self._model_name(), NONE):
+            if origin in self.functions:
+                self.reached |= {origin} | self._functions(self.functions[origin].returns)
+        for key in list(self.reached):
+            for wrapper in self._functions(self.wrappers.get(key, NONE)):
+                self.reached |= {wrapper} | self._functions(self.functions[wrapper].returns)
+
+    @staticmethod
+    def _functions(value: Value) -> set[str]:
+        return {origin for origin in value if origin.startswith("<func:")}
 
     # --------------------------------------------------------------------------------- statements
 
@@ -448,6 +480,8 @@ class _Checker:
         elif isinstance(target, ast.Attribute):
             self._check_store(target, self._eval(target.value, scope, inner=True))
             self.attributes[target.attr] = self.attributes.get(target.attr, NONE) | value
+            if target.attr in ("forward", "__call__"):
+                self.stored |= value
         elif isinstance(target, ast.Tuple | ast.List):
             for one in target.elts:
                 self._bind(one, self._elements(value), scope, strong)
@@ -457,14 +491,12 @@ class _Checker:
             base = self._eval(target.value, scope, inner=True)
             self._eval(target.slice, scope)
             if isinstance(target.value, ast.Name) and "<tensor>" not in base:
-                holder = self._holder(target.value.id, scope)
-                if holder is not None:
-                    holder.names[target.value.id] |= value
+                found = self._holder(target.value.id, scope)
+                if found is not None:
+                    found.names[target.value.id] |= value
 
     def _module_of(self, scope: Scope) -> Scope:
-        while scope.parent is not None:
-            scope = scope.parent
-        return scope
+        return scope if scope.parent is None else self._module_of(scope.parent)
 
     def _holder(self, name: str, scope: Scope | None) -> Scope | None:
         """The scope in which a name is looked up from `scope` (class bodies are skipped)."""
@@ -487,7 +519,8 @@ class _Checker:
         for decorator in node.decorator_list:
             if isinstance(decorator, ast.Name) and decorator.id == "property":
                 function.is_property = True
-            self._eval(decorator, scope)
+            value = self._eval(decorator, scope, called=True)
+            self.wrappers[function.key] = self.wrappers.get(function.key, NONE) | value
         value = frozenset([function.key])
         if owner:
             self.methods.setdefault(owner, {})[node.name] = function.key
@@ -500,6 +533,10 @@ class _Checker:
         for base in [*node.bases, *(keyword.value for keyword in node.keywords)]:
             bases |= self._eval(base, scope)
         self.bases[node.name] = bases
+        for decorator in node.decorator_list:
+            self.wrappers[node.name] = self.wrappers.get(node.name, NONE) | self._eval(
+                decorator, scope, called=True
+            )
         if bases & {"torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter"}:
             self._report(
                 "tensor_subclass", "a subclass of Tensor can hide work; return a plain tensor", node
@@ -558,8 +595,8 @@ class _Checker:
         else:
             return self._other(node, scope)
         for origin in value:
-            if origin.startswith("<func:") and self.reaching:
-                self.reached.add(origin)
+            if self.reaching:
+                self._reach(origin)
             if not inner:
                 self._check_origin(origin, node, called)
         return value
@@ -609,27 +646,36 @@ class _Checker:
         return frozenset([f"builtins.{name}"]) if holder is None else holder.names[name]
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Value:
-        if node.attr in SLY_ATTRIBUTES and not (node.attr == "__dict__" and False):
+        if node.attr in SLY_ATTRIBUTES:
             self._report("dynamic", f"access to {node.attr} is not allowed", node)
         if node.attr in HOOKS:
             self._report("dynamic", f"{node.attr} runs code that is not in forward", node)
+        if node.attr in FILE_METHODS:
+            self._report("file", f"{node.attr} is not allowed", node)
         base = self._eval(node.value, scope, inner=True)
         found: set[str] = set()
         for origin in base or frozenset(["<unknown>"]):
             found |= self._attribute_of(origin, node.attr)
+        if not base and not found and self.reaching and node.attr in ATEN_CALLS:
+            if node.attr not in self._bound_names():
+                return frozenset([f"<tensor>.{node.attr}"])
         return frozenset(found)
 
     def _attribute_of(self, origin: str, attr: str) -> Value:
         """What `origin.attr` may be."""
-        if origin == "<tensor>":
-            if attr in ("shape",) or attr in _NUMBER_NAMES and attr not in ("size", "stride"):
-                return frozenset([f"<tensor>.{attr}"])
+        if (
+            origin == "<tensor>"
+            or origin.startswith("<tensor>.")
+            and self._is_tensor(frozenset([origin]))
+        ):
             return frozenset([f"<tensor>.{attr}"])
         if origin == "<ext>":
             return frozenset(["<extfn>"])
         if origin.startswith(("<obj:", "<class:", "<super", "<unknown>")):
             if origin.startswith("<super"):
                 return frozenset([f"<super>.{attr}"])
+            if attr == "apply" and origin.startswith("<class:"):
+                return frozenset([f"<apply:{origin[7:-1]}>"])
             found = self.attributes.get(attr, NONE)
             for key in found:
                 if key.startswith("<func:") and self.functions[key].is_property:
@@ -696,9 +742,11 @@ class _Checker:
         callees = self._eval(node.func, scope, called=True)
         arguments = [self._eval(argument, scope) for argument in node.args]
         keywords = {k.arg or "**": self._eval(k.value, scope) for k in node.keywords}
+        if isinstance(node.func, ast.Attribute):
+            self._register(node)
         result = set[str]()
         for origin in callees:
-            result |= self._result(origin, node, arguments, keywords, scope)
+            result |= self._result(origin, node, arguments, keywords)
         return frozenset(result)
 
     def _result(
@@ -707,7 +755,6 @@ class _Checker:
         node: ast.Call,
         arguments: list[Value],
         keywords: dict[str, Value],
-        scope: Scope,
     ) -> Value:
         """What calling `origin` gives."""
         if origin == "<extfn>":
@@ -718,12 +765,14 @@ class _Checker:
             return EXTENSION
         if origin.startswith("<func:"):
             return self._pass(self.functions[origin], arguments, keywords)
+        if origin.startswith("<apply:"):  # torch.autograd.Function: forward gets a context first
+            return self._call_object(f"<obj:{origin[7:-1]}>", [NONE, *arguments], keywords)
         if origin.startswith(("<class:", "<obj:")):
             return self._call_object(origin, arguments, keywords)
         if origin.startswith("<tensor>."):
             return self._method_result(origin[9:])
         if origin.startswith("builtins."):
-            return self._builtin(origin[9:], node, arguments, scope)
+            return self._builtin(origin[9:], node, arguments)
         if origin in ("functools.partial", "functools.wraps", "copy.copy", "copy.deepcopy"):
             return arguments[0] if arguments else NONE
         if origin == "importlib.import_module":
@@ -733,6 +782,12 @@ class _Checker:
         if origin.startswith(("torch.nn.ModuleList", "torch.nn.ModuleDict")):
             return frozenset(itertools.chain.from_iterable(arguments))
         return self._library(origin, node, arguments)
+
+    def _register(self, node: ast.Call) -> None:
+        """self.register_buffer("name", ...) and register_parameter make a tensor attribute."""
+        if node.func.attr in ("register_buffer", "register_parameter") and node.args:  # type: ignore[attr-defined]
+            for name in fold(node.args[0], self._strings()):
+                self.attributes[name] = self.attributes.get(name, NONE) | TENSOR
 
     def _library(self, origin: str, node: ast.Call, arguments: list[Value]) -> Value:
         """A call of something imported."""
@@ -784,9 +839,7 @@ class _Checker:
         methods = self.methods.get(name, {})
         if origin.startswith("<class:"):
             if "__init__" in methods:
-                reaching, self.reaching = self.reaching, False
                 self._pass(self.functions[methods["__init__"]], arguments, keywords)
-                self.reaching = reaching
             return frozenset([f"<obj:{name}>"])
         result = NONE
         for method in ("forward", "__call__"):
@@ -794,13 +847,15 @@ class _Checker:
                 result |= self._pass(self.functions[methods[method]], arguments, keywords)
         return result
 
-    def _builtin(self, name: str, node: ast.Call, arguments: list[Value], scope: Scope) -> Value:
+    def _builtin(self, name: str, node: ast.Call, arguments: list[Value]) -> Value:
         if name in ("getattr", "setattr", "hasattr"):
-            return self._getattr(name, node, arguments, scope)
+            return self._getattr(name, node, arguments)
         if name == "__import__":
             return self._constant_name(node, 0)
         if name == "super":
             return frozenset(["<super>"])
+        if name == "type" and any(self._is_tensor(v) for v in arguments):
+            return frozenset(["torch.Tensor"])
         touched = any(self._is_tensor(v) or "<tensors>" in v for v in arguments)
         if name in ("sum", "max", "min", "abs", "pow", "round", "divmod") and touched:
             if self.reaching:
@@ -843,10 +898,11 @@ class _Checker:
         names = fold(node.args[place], {}) if len(node.args) > place else []
         return frozenset(_canonical(name) for name in names)
 
-    def _getattr(self, name: str, node: ast.Call, arguments: list[Value], scope: Scope) -> Value:
+    def _getattr(self, name: str, node: ast.Call, arguments: list[Value]) -> Value:
+        """getattr and setattr: as the attribute itself when its name is constant."""
         if len(node.args) < 2 or name == "hasattr":
             return NONE
-        own = all(origin.startswith(("<obj:", "<ext>")) for origin in arguments[0]) and arguments[0]
+        own = bool(arguments[0]) and all(o.startswith(("<obj:", "<ext>")) for o in arguments[0])
         names = fold(node.args[1], self._strings())
         if name == "setattr":
             if not own:
@@ -855,23 +911,18 @@ class _Checker:
                 value = arguments[2] if len(arguments) > 2 else NONE
                 self.attributes[attr] = self.attributes.get(attr, NONE) | value
             return NONE
-        found: set[str] = set()
-        for attr in names:
-            if attr in SLY_ATTRIBUTES:
-                self._report("dynamic", f"access to {attr} is not allowed", node)
-            for origin in arguments[0]:
-                found |= self._attribute_of(origin, attr)
-        if not names:
-            if not own:
-                self._report(
-                    "dynamic", "getattr with a computed name on something not its own", node
-                )
-            for origin in arguments[0]:
-                if origin == "<ext>":
-                    found.add("<extfn>")
-                elif origin.startswith("<obj:"):
-                    found.add("<tensor>")
-        return frozenset(found)
+        for attr in set(names) & SLY_ATTRIBUTES:
+            self._report("dynamic", f"access to {attr} is not allowed", node)
+        if names:
+            pairs = itertools.product(arguments[0], names)
+            found = [self._attribute_of(origin, attr) for origin, attr in pairs]
+            return frozenset(itertools.chain.from_iterable(found))
+        if not own:
+            self._report(
+                "dynamic", "getattr with a computed name on something else than self", node
+            )
+        extension = "<ext>" in arguments[0]
+        return frozenset(["<extfn>"] if extension else ["<tensor>"])
 
     # -------------------------------------------------------------------------------------- rules
 
@@ -902,16 +953,18 @@ class _Checker:
             if origin == name or origin.startswith(name + "."):
                 self._report(rule, f"{origin.removeprefix('builtins.')} is not allowed", node)
                 return
-        if origin.startswith("os.") and re.match(
-            r"os\.(exec|spawn|posix_spawn|pipe|dup|sched)", origin
-        ):
-            self._report("dynamic", f"{origin} is not allowed", node)
+        for module, parts in PARTS.items():
+            rest = origin.removeprefix(module + ".")
+            if rest != origin and rest.split(".")[0] not in parts:
+                self._report("dynamic", f"{origin} is not allowed", node)
+                return
+        top = origin.split(".")[0]
+        if top in PIVOTS and top not in IMPORTS and top != "builtins":
+            self._report("import", f"{origin} is not allowed", node)
         if origin == "builtins.Model":
             self._report(
                 "inherit", "the reference Model is not there; write ModelNew on its own", node
             )
-        if origin.rsplit(".", 1)[-1] in FILE_METHODS:
-            self._report("file", f"{origin} is not allowed", node)
         if origin.startswith("torch."):
             self._check_torch(origin, node, called)
 
@@ -928,7 +981,9 @@ class _Checker:
 
     def _check_torch(self, origin: str, node: ast.AST, called: bool) -> None:
         parts = origin.split(".")
-        if origin.startswith("torch.nn.functional."):
+        if any(p.startswith("__") and p not in FINE_DUNDERS for p in parts):
+            self._report("dynamic", f"{origin} is not allowed", node)
+        elif origin.startswith("torch.nn.functional."):
             self._report(
                 "functional", f"{origin} is computed by PyTorch; write it in your own kernel", node
             )
@@ -1045,10 +1100,14 @@ class _Checker:
         key = (rule, line, message)
         self.found.setdefault(key, Finding(rule, message, line, evidence[:200], True))
 
+    def _bound_names(self) -> set[str]:
+        """The functions that all load_inline calls bind, as far as they are constants."""
+        table = self._strings()
+        return {name for call in self.loads.values() for name in _request(call, table)[1]}
+
     def _names_bound(self) -> bool:
         """Whether code that forward reaches names a bound function (where values were not followed)."""
-        table = self._strings()
-        bound = {name for call in self.loads.values() for name in _request(call, table)[1]}
+        bound = self._bound_names()
         for key in self.reached:
             for node in ast.walk(self.functions[key].node):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -1072,10 +1131,10 @@ def _canonical(name: str) -> str:
     ):
         if name.startswith(long):
             name = short + name[len(long) :]
-    for nested in ("torch", "builtins"):  # torch.cuda.torch and the like lead back to torch
-        parts = name.split(".")
-        if parts[0] == "torch" and nested in parts[1:]:
-            name = ".".join(parts[parts.index(nested, 1) :])
+    parts = name.split(".")  # os.sys, torch.cuda.torch: a module reached through another one
+    for place in range(len(parts) - 1, 0, -1):
+        if parts[place].lstrip("_") in PIVOTS:
+            return ".".join([parts[place].lstrip("_"), *parts[place + 1 :]])
     return name
 
 
