@@ -1,26 +1,29 @@
 """Source in, shared object out: the compile ladder and its content-hash cache.
 
-Theory of operation. A stock `torch.utils.cpp_extension.load_inline` spends tens of seconds on torch's headers
-and on pybind11. Here an answer climbs a ladder instead:
+Theory of operation. A stock `torch.utils.cpp_extension.load_inline` spends tens of seconds on
+torch's headers and on pybind11. Here an answer climbs a ladder instead:
 
-  rung 0  thin headers of our own (`facade/include`) with a `torch::Tensor` that is a handle into a shim
-          (`facade/shim.cpp`), one Python extension built once per torch and compiler. No libtorch is linked.
+  rung 0  thin headers of our own (`facade/include`) with a `torch::Tensor` that is a handle into a
+          shim (`facade/shim.cpp`), one Python extension built once per torch and compiler. The
+          candidate's object links nothing of torch.
   rung 2  the stock headers, with the command line that `load_inline` would have used.
   (rung 1, lean ATen headers, is not used; the number is kept free.)
 
-Each rung passes the candidate's code the same compiler flags, so what compiles at rung 0 computes the same bits.
-What rung 0 cannot compile goes to rung 2, whose verdict counts; unless the compiler's *first* error can only be the
-candidate's own (`blame`): a syntax error, an identifier that occurs nowhere in torch's headers, and the like. Then
-rung 2 would fail too, and the error is reported at once. What the stock headers declare is read off them once, when
-the shim is built (`read_stock_names`). When in doubt: rung 2. A slow build is no fault, a wrong error is.
+Each rung passes the candidate's code the same compiler flags, so what compiles at rung 0 computes
+the same bits. What rung 0 cannot compile goes to rung 2, whose verdict counts; unless the
+compiler's *first* error can only be the candidate's own (`blame`): a syntax error, an identifier
+that occurs nowhere in torch's headers, and the like. Then rung 2 would fail too, and the error is
+reported at once. What the stock headers declare is read off them once, when the shim is built
+(`read_stock_names`). When in doubt: rung 2. A slow build is no fault, a wrong error is.
 
-Headers of the standard library cost more than the facade, so those that the stock headers would have brought along
-are included only when the source mentions a name from them (`std_headers`).
+Headers of the standard library cost more than the facade, so those that the stock headers would
+have brought along are included only when the source mentions a name from them (`std_headers`).
 
-A build is a set of compiler processes, each limited and in its own process group, in a private folder. Results,
-also failed ones, are kept under a key that covers all that went in, written by atomic rename under a lock, so that
-many processes may build the same thing and it is compiled once. Everything here runs on the trusted side and does
-not import torch; only `install_loader` and `load_built` are for the process that runs the candidate.
+A build is a set of compiler processes, each limited and in its own process group, in a private
+folder. Results, also failed ones, are kept under a key that covers all that went in, written by
+atomic rename under a lock, so that many processes may build the same thing and it is compiled once.
+Everything here runs on the trusted side and does not import torch; only `install_loader` and
+`load_built` are for the process that runs the candidate.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import dataclasses
 import fcntl
 import hashlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -53,16 +57,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import compile_errors
+from compile_errors import Names, blame, clean, diagnostics, read_stock_names, report
+
 logger = logging.getLogger(__name__)
 
 FACADE = Path(__file__).resolve().parent / "facade"
 LADDER_VERSION = 1  # raise when an old cached build must not be used any more
-ERROR_CHARACTERS = 1200
 CACHE_BYTES = 4 << 30
 CACHE_GRACE_S = 600.0  # an entry used this recently is never evicted
 
 
-# ---- what is asked for, what comes back --------------------------------------------------------------
+# ---- what is asked for, what comes back ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,8 @@ class BuildRequest:
         use_pch: bool = False,
         no_implicit_headers: bool = False,
     ) -> BuildRequest:
-        """The request that this call of `load_inline` makes. TypeError/ValueError as there for wrong arguments."""
+        """The request that this call of `load_inline` makes. TypeError/ValueError as there for
+        wrong arguments."""
         if sycl_sources or with_sycl:
             raise ValueError("SYCL is not supported here")
         cuda = _texts("cuda_sources", cuda_sources)
@@ -128,8 +135,8 @@ class BuildRequest:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BuildRequest:
-        """Back from `to_dict` (after JSON). TypeError/ValueError/KeyError when it is not such a dict: the sender
-        may be hostile, so types are checked."""
+        """Back from `to_dict` (after JSON). TypeError/ValueError/KeyError when it is not such a
+        dict: the sender may be hostile, so types are checked."""
         functions = data["functions"]
         return cls(
             name=_text("name", data["name"]),
@@ -153,7 +160,8 @@ class BuildRequest:
         )
 
     def key(self, *context: str) -> str:
-        """Content hash (hex) of the request and of everything in `context` (compiler, torch, arch, ...)."""
+        """Content hash (hex) of the request and of everything in `context` (compiler, torch, arch,
+        ...)."""
         return _hash(json.dumps(self.to_dict(), sort_keys=True), *context)
 
 
@@ -205,7 +213,7 @@ def _hash(*parts: str) -> str:
     return digest.hexdigest()
 
 
-# ---- reading the calls of load_inline out of an answer -----------------------------------------------
+# ---- reading the calls of load_inline out of an answer ------------------------------------------
 
 
 class _Unknown(Exception):
@@ -213,11 +221,12 @@ class _Unknown(Exception):
 
 
 def extract_requests(code: str) -> list[BuildRequest] | None:
-    """Every `load_inline` call of a Python answer, when all of them have arguments known without running it.
+    """Every `load_inline` call of a Python answer, when all of them have arguments known without
+    running it.
 
-    Known are literals, module-level names assigned once, +, *, f-strings, `.strip()`-like methods, lists, tuples and
-    dicts of those. None when some call is not known (or the code does not parse): the process that runs the answer
-    then reports what it asks for.
+    Known are literals, module-level names assigned once, +, *, f-strings, `.strip()`-like methods,
+    lists, tuples and dicts of those. None when some call is not known (or the code does not parse):
+    the process that runs the answer then reports what it asks for.
     """
     try:
         tree = ast.parse(code)
@@ -236,7 +245,8 @@ def extract_requests(code: str) -> list[BuildRequest] | None:
 
 
 def _called(func: ast.expr, tree: ast.Module) -> str:
-    """Last part of the name of what is called, aliases of `from ... import load_inline as x` resolved."""
+    """Last part of the name of what is called, aliases of `from ... import load_inline as x`
+    resolved."""
     if isinstance(func, ast.Attribute):
         return func.attr
     if not isinstance(func, ast.Name):
@@ -323,7 +333,7 @@ def _request(node: ast.Call, known: Mapping[str, Any]) -> BuildRequest:
     return BuildRequest.from_load_inline(*[_value(a, known) for a in node.args], **keywords)
 
 
-# ---- the machine's compilers -------------------------------------------------------------------------
+# ---- the machine's compilers --------------------------------------------------------------------
 
 
 class ToolchainError(Exception):
@@ -349,10 +359,17 @@ class Toolchain:
 
     def identity(self, cuda: bool) -> str:
         """Everything about the machine that a build's result depends on."""
-        host = [self.torch_version, self.cxx, self.cxx_version, self.std, _facade_hash(), _cpu()]
-        host += [sysconfig.get_config_var("SOABI") or "", str(LADDER_VERSION)]
+        host = [self.shim_identity, _facade_hash(), _cpu()]
         device = [self.nvcc, self.nvcc_version, *self.nvcc_flags, *self.arch_flags] if cuda else []
         return "\n".join(host + device)
+
+    @property
+    def shim_identity(self) -> str:
+        """What the shim and the list of stock names depend on."""
+        parts = [self.torch_version, str(self.torch_dir), self.cxx, self.cxx_version, self.std]
+        parts += [sysconfig.get_config_var("SOABI") or "", str(LADDER_VERSION)]
+        parts += [(FACADE / "shim.cpp").read_text(), (FACADE / "include/kv/abi.h").read_text()]
+        return "\n".join((*parts, inspect.getsource(read_stock_names)))
 
     @property
     def torch_includes(self) -> list[str]:
@@ -362,8 +379,14 @@ class Toolchain:
 
 @lru_cache(maxsize=1)
 def _facade_hash() -> str:
-    files = sorted(p for p in FACADE.rglob("*") if p.is_file()) + [Path(__file__)]
+    files = sorted(p for p in FACADE.rglob("*") if p.is_file())
+    files += [Path(__file__), Path(compile_errors.__file__)]
     return _hash(*(f"{p.name}\n{p.read_text()}" for p in files))
+
+
+def _facade_macros() -> frozenset[str]:
+    text = "\n".join(p.read_text() for p in (FACADE / "include").rglob("*.h"))
+    return frozenset(re.findall(r"#[ \t]*define[ \t]+(\w+)", text))
 
 
 @lru_cache(maxsize=1)
@@ -378,7 +401,8 @@ def _cpu() -> str:
 
 @lru_cache(maxsize=2)
 def toolchain(target: str) -> Toolchain:
-    """Looks at the machine. ToolchainError with what to install, when something for `target` is missing."""
+    """Looks at the machine. ToolchainError with what to install, when something for `target` is
+    missing."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise ToolchainError("torch is not installed: pip install -r requirements.txt")
@@ -444,7 +468,8 @@ def _dispatches_on_type(include: Path) -> bool:
 
 
 def _arch_flags() -> tuple[str, ...]:
-    """-gencode flags as torch would choose: TORCH_CUDA_ARCH_LIST, else the GPUs here, else sm_90."""
+    """-gencode flags as torch would choose: TORCH_CUDA_ARCH_LIST, else the GPUs here, else
+    sm_90."""
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     if not listed or listed == ["native"]:
         capabilities = set(
@@ -469,7 +494,7 @@ def _output(command: list[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-# ---- flags that an answer may choose -----------------------------------------------------------------
+# ---- flags that an answer may choose ------------------------------------------------------------
 
 _HOST_FLAGS = [
     r"-O([0-3sgz]|fast)?",
@@ -507,8 +532,9 @@ _CUDA_FLAGS = [
     r"--?(gencode|generate-code)[= ]?arch=" + _ARCH + r",code=(\[?" + _ARCH + r",?\]?)+",
     r"--?(diag-suppress|diag_suppress)[= ][\d,]+",
     r"(-Xcudafe|--cudafe-options)[= ]-{1,2}(diag_suppress=[\w,]+|display_error_number)",
-    r"(-Xptxas|--ptxas-options)[= ](,?-{0,2}(O[0-4]|v|warn-[\w\-]+|dlcm=\w+|dscm=\w+|allow-expensive-optimizations"
-    r"(=\w+)?|opt-level[= ]\d|maxrregcount[= ]\d+|verbose|fmad=\w+|def-(load|store)-cache=\w+))+",
+    r"(-Xptxas|--ptxas-options)[= ](,?-{0,2}(O[0-4]|v|warn-[\w\-]+|dlcm=\w+|dscm=\w+"
+    r"|allow-expensive-optimizations(=\w+)?|opt-level[= ]\d|maxrregcount[= ]\d+|verbose"
+    r"|fmad=\w+|def-(load|store)-cache=\w+))+",
     r"--dopt[= ]on",
     r"--std[= ](c|gnu)\+\+\w+",
 ]
@@ -596,57 +622,65 @@ def check_request(request: BuildRequest, target: str, cuda_home: Path | None) ->
     return ""
 
 
-# ---- what the compiler is given ----------------------------------------------------------------------
+# ---- what the compiler is given -----------------------------------------------------------------
 
-# Names of std:: (or of the C library) -> header that stock would have brought along.
-_STD = {
-    "vector": "vector",
-    "string to_string stoi stof stod getline string_view": "string",
-    "optional nullopt make_optional nullopt_t": "optional",
-    "tuple make_tuple tie get apply forward_as_tuple tuple_size tuple_element": "tuple",
-    "min max sort fill fill_n copy copy_n swap_ranges clamp minmax max_element min_element transform reverse all_of"
-    " any_of none_of find find_if nth_element partial_sort stable_sort lower_bound upper_bound for_each count"
-    " count_if generate unique rotate equal shuffle remove_if partition heap_sort push_heap pop_heap": "algorithm",
-    "accumulate inner_product iota partial_sum reduce transform_reduce gcd lcm midpoint": "numeric",
-    "numeric_limits": "limits",
-    "runtime_error invalid_argument logic_error out_of_range domain_error length_error overflow_error": "stdexcept",
-    "unique_ptr shared_ptr make_unique make_shared weak_ptr align": "memory",
-    "function bind ref cref plus less greater multiplies hash": "functional",
-    "array to_array": "array",
-    "atomic atomic_flag memory_order memory_order_relaxed atomic_thread_fence": "atomic",
-    "thread this_thread": "thread",
-    "mutex lock_guard unique_lock once_flag call_once scoped_lock": "mutex",
-    "cout cerr endl clog cin": "iostream",
-    "stringstream ostringstream istringstream": "sstream",
-    "map multimap": "map",
-    "unordered_map": "unordered_map",
-    "set multiset": "set",
-    "unordered_set": "unordered_set",
-    "complex": "complex",
-    "chrono": "chrono",
-    "bit_cast popcount countl_zero countr_zero has_single_bit bit_ceil": "bit",
-    "pair make_pair move forward swap exchange declval integer_sequence index_sequence make_index_sequence": "utility",
-    "size_t ptrdiff_t nullptr_t byte": "cstddef",
-    "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t uintptr_t intptr_t": "cstdint",
-    "memcpy memset memmove strlen memcmp strcmp strncpy": "cstring",
-    "exception exception_ptr current_exception rethrow_exception terminate": "exception",
-    "conditional conditional_t enable_if enable_if_t is_same is_same_v is_integral is_floating_point decay_t"
-    " is_floating_point_v is_integral_v remove_reference_t void_t true_type false_type": "type_traits",
-    "initializer_list": "initializer_list",
-    "malloc free aligned_alloc abort exit getenv calloc qsort rand srand": "cstdlib",
-    "printf fprintf snprintf fflush": "cstdio",
-    "assert": "cassert",
-    "queue priority_queue": "queue",
-    "deque": "deque",
-    "list": "list",
-    "mt19937 uniform_real_distribution normal_distribution random_device": "random",
-    "bitset": "bitset",
-    "iterator back_inserter distance advance next prev make_move_iterator": "iterator",
-    "variant visit monostate": "variant",
-    "any any_cast": "any",
-    "nan": "cmath",
+# Header that the stock headers bring along: names of std:: (or of the C library) in it.
+_STD = """
+vector: vector
+string: string to_string stoi stof stod getline string_view
+optional: optional nullopt make_optional nullopt_t
+tuple: tuple make_tuple tie get apply forward_as_tuple tuple_size tuple_element
+algorithm: min max sort fill fill_n copy copy_n swap_ranges clamp minmax max_element min_element
+    transform reverse all_of any_of none_of find find_if nth_element partial_sort stable_sort
+    lower_bound upper_bound for_each count count_if generate unique rotate equal shuffle
+    remove_if partition heap_sort push_heap pop_heap
+numeric: accumulate inner_product iota partial_sum reduce transform_reduce gcd lcm midpoint
+limits: numeric_limits
+stdexcept: runtime_error invalid_argument logic_error out_of_range domain_error length_error
+    overflow_error
+memory: unique_ptr shared_ptr make_unique make_shared weak_ptr align
+functional: function bind ref cref plus less greater multiplies hash
+array: array to_array
+atomic: atomic atomic_flag memory_order memory_order_relaxed atomic_thread_fence
+thread: thread this_thread
+mutex: mutex lock_guard unique_lock once_flag call_once scoped_lock
+iostream: cout cerr endl clog cin
+sstream: stringstream ostringstream istringstream
+map: map multimap
+unordered_map: unordered_map
+set: set multiset
+unordered_set: unordered_set
+complex: complex
+chrono: chrono
+bit: bit_cast popcount countl_zero countr_zero has_single_bit bit_ceil
+utility: pair make_pair move forward swap exchange declval integer_sequence index_sequence
+    make_index_sequence
+cstddef: size_t ptrdiff_t nullptr_t byte
+cstdint: int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t uintptr_t intptr_t
+cstring: memcpy memset memmove strlen memcmp strcmp strncpy
+exception: exception exception_ptr current_exception rethrow_exception terminate
+type_traits: conditional conditional_t enable_if enable_if_t is_same is_same_v is_integral
+    is_floating_point decay_t is_floating_point_v is_integral_v remove_reference_t void_t
+    true_type false_type
+initializer_list: initializer_list
+cstdlib: malloc free aligned_alloc abort exit getenv calloc qsort rand srand
+cstdio: printf fprintf snprintf fflush
+cassert: assert
+queue: queue priority_queue
+deque: deque
+list: list
+random: mt19937 uniform_real_distribution normal_distribution random_device
+bitset: bitset
+iterator: iterator back_inserter distance advance next prev make_move_iterator
+variant: variant visit monostate
+any: any any_cast
+cmath: nan
+"""
+_HEADER = {
+    name: header
+    for header, names in re.findall(r"^(\w+): ((?:.|\n(?=    ))*)$", _STD, re.M)
+    for name in names.split()
 }
-_HEADER = {name: header for names, header in _STD.items() for name in names.split()}
 _MATH = re.compile(
     r"\b(?:std::)?(?:a?(?:sin|cos|tan)h?|atan2|exp2?|expm1|log(?:2|10|1p|b)?|pow|sqrt|cbrt|hypot|erfc?|[tl]gamma|ceil"
     r"|floor|l?l?round|trunc|l?l?rint|nearbyint|fmod|remainder|fabs|abs|fmax|fmin|fma|fdim|isnan|isinf|isfinite|signbit"
@@ -656,10 +690,11 @@ _EVERYTHING = sorted(set(_HEADER.values()) | {"cmath", "climits", "cfloat"})
 
 
 def std_headers(source: str) -> list[str]:
-    """Standard headers that the stock headers bring along and `source` counts on, by the names it mentions.
+    """Standard headers that the stock headers bring along and `source` counts on, by the names it
+    mentions.
 
-    Overloads depend on headers (`abs(float)` without <cmath> is the integer one), so mathematics is included when in
-    doubt. A name of std:: that we do not know brings in everything.
+    Overloads depend on headers (`abs(float)` without <cmath> is the integer one), so mathematics is
+    included when in doubt. A name of std:: that we do not know brings in everything.
     """
     wanted = set(re.findall(r"^[ \t]*#[ \t]*include[ \t]*<(\w+)>", source, re.M)) & set(_EVERYTHING)
     words = set(re.findall(r"\bstd\s*::\s*(\w+)", source))
@@ -674,7 +709,7 @@ def std_headers(source: str) -> list[str]:
         wanted.add("cmath")
     if "optional" in source or "device_of" in source:
         wanted.add("optional")
-    if "kv" in wanted or re.search(r"\b(?:INT|UINT|LONG|SHRT|CHAR)_(?:MAX|MIN)\b", source):
+    if re.search(r"\b(?:INT|UINT|LONG|SHRT|CHAR)_(?:MAX|MIN)\b", source):
         wanted.add("climits")
     if re.search(r"\b(?:FLT|DBL)_\w+\b", source):
         wanted.add("cfloat")
@@ -704,7 +739,8 @@ def _bindings(functions: Sequence[tuple[str, str]]) -> str:
 
 
 def render(request: BuildRequest, part: str, rung: int, dispatch_on_type: bool) -> str:
-    """The translation unit of `part` ("cpp" or "cu"). The candidate's lines count from 1 in `kernel.<part>`."""
+    """The translation unit of `part` ("cpp" or "cu"). The candidate's lines count from 1 in
+    `kernel.<part>`."""
     text = "\n".join(request.cpp_sources if part == "cpp" else request.cuda_sources)
     lines: list[str] = []
     if rung == 0:
@@ -723,13 +759,16 @@ def render(request: BuildRequest, part: str, rung: int, dispatch_on_type: bool) 
             lines += ["#include <torch/types.h>", "#include <cuda.h>", "#include <cuda_runtime.h>"]
     lines += [f'#line 1 "kernel.{part}"', text]
     rendered = "\n".join(lines) + "\n"
+    if part == "cpp":  # where a brace is left open, this is the line that the compiler rejects
+        rendered += "namespace kernel_end {}\n"
     if part == "cpp" and request.functions is not None:
         rendered += _bindings(request.functions)
     return rendered
 
 
 def _commands(request: BuildRequest, tools: Toolchain, rung: int) -> dict[str, list[str]]:
-    """Compiler command by part ("cpp", "cu"), in a folder that holds kernel.cpp / kernel.cu; as load_inline's."""
+    """Compiler command by part ("cpp", "cu"), in a folder that holds kernel.cpp / kernel.cu; as
+    load_inline's."""
     includes = [str(FACADE / "include")] if rung == 0 else tools.torch_includes
     if request.with_cuda and tools.cuda_home:
         includes = [*includes, str(tools.cuda_home / "include")]
@@ -779,7 +818,7 @@ def _link_command(
     return [*command, "-o", "kernel.so"]
 
 
-# ---- running a compiler ------------------------------------------------------------------------------
+# ---- running a compiler -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -792,7 +831,8 @@ class Compiled:
 
 
 def _compile(command: Sequence[str], folder: Path, timeout_s: float, memory_bytes: int) -> Compiled:
-    """Runs a compiler in `folder`, in its own process group, which is always killed. OSError if it cannot start."""
+    """Runs a compiler in `folder`, in its own process group, which is always killed. OSError if it
+    cannot start."""
     environment = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "LC_ALL": "C",
@@ -830,277 +870,7 @@ def _compile(command: Sequence[str], folder: Path, timeout_s: float, memory_byte
     return Compiled(process.returncode, text, timed_out)
 
 
-# ---- compiler messages -------------------------------------------------------------------------------
-
-_GCC = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$")
-_GCC_COLUMN = re.compile(r"^[^:\n]+:\d+:(\d+):")
-_EDG = re.compile(
-    r"^(?P<file>[^(\n]+)\((?P<line>\d+)\): (?:catastrophic )?error(?: #\S+)?: (?P<text>.*)$"
-)
-_REQUIRED = re.compile(r"^(kernel\.(?:cpp|cu)):(\d+):(\d+): +required from here")
-_DETECTED = re.compile(r"at line (\d+)(?: of (\S+))?")
-_TOOL = re.compile(
-    r"^(ptxas (?:error|fatal)|nvlink error|nvcc (?:error|fatal)|(?:cc1plus|g\+\+|c\+\+|as): .*error)"
-)
-_LINKER = re.compile(r"(?:undefined reference to|multiple definition of) ['`].*")
-
-
-@dataclass(frozen=True)
-class Diagnostic:
-    """One error of a compiler."""
-
-    file: str  # "kernel.cpp", "kernel.cu", "bindings", the last part of a header's path, or "" (ptxas, linker)
-    line: int  # 0 when there is none
-    column: int  # 0 when there is none
-    text: str
-
-
-def diagnostics(output: str) -> list[Diagnostic]:
-    """The errors in the output of g++, nvcc, ptxas or the linker, in order, with paths cut to their last part.
-
-    An error inside a header is moved to the candidate's line that made the compiler go there, where that is known.
-    """
-    found = []
-    required: tuple[str, int, int] | None = None
-    for raw in output.splitlines():
-        here = _REQUIRED.match(raw)
-        if here:
-            required = (here.group(1), int(here.group(2)), int(here.group(3)))
-            continue
-        match = _GCC.match(raw) or _EDG.match(raw)
-        if match:
-            file, line = _short(match["file"]), int(match["line"])
-            column = _GCC_COLUMN.match(raw)
-            place = (file, line, int(column.group(1)) if column else 0)
-            if required and not file.startswith(("kernel.", "bindings")):
-                place = required
-            found.append(Diagnostic(*place, _clean(match["text"])))
-            required = None
-        elif _TOOL.match(raw):
-            found.append(Diagnostic("", 0, 0, _clean(raw)))
-        elif _LINKER.search(raw):
-            found.append(Diagnostic("", 0, 0, _clean(_LINKER.search(raw).group(0))))  # type: ignore[union-attr]
-    return found
-
-
-def _short(path: str) -> str:
-    return path.strip().rsplit("/", 1)[-1]
-
-
-def _clean(text: str) -> str:
-    """Without paths and warning switches; plain quotes, so that the text does not depend on the locale."""
-    text = text.replace("\u2018", "'").replace("\u2019", "'")
-    text = re.sub(r"(?<![\w<\"'])(/[\w.+\-]+)+/", "", text)
-    text = re.sub(r" \[-W[\w\-=]+\]", "", text)
-    return re.sub(r"tmpxft_\w+[.\-\w]*", "kernel.cu", text).strip()
-
-
-def report(
-    errors: Sequence[Diagnostic], output: str, sources: Mapping[str, str], limit: int = 3
-) -> str:
-    """The first errors with their source lines, for the model; deterministic, at most ERROR_CHARACTERS."""
-    lines = []
-    for error in errors[:limit]:
-        place = (
-            f"{error.file}:{error.line}:" + (f"{error.column}:" if error.column else "")
-            if error.file
-            else ""
-        )
-        lines.append(f"{place} error: {error.text[:400]}".strip() if place else error.text[:400])
-        text = sources.get(error.file, "").split("\n")
-        if 0 < error.line <= len(text):
-            lines.append(f"{error.line:5d} | {text[error.line - 1].rstrip()[:160]}")
-    if not lines:
-        lines = [_clean(line)[:300] for line in output.splitlines() if line.strip()][:4] or [
-            "the compiler failed"
-        ]
-    if len(errors) > limit:
-        lines.append(f"({len(errors) - limit} more errors)")
-    return "\n".join(lines)[:ERROR_CHARACTERS]
-
-
-# ---- whose error is it? ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Names:
-    """What the stock headers declare, as far as `blame` needs it; what the facade defines itself."""
-
-    anywhere: frozenset[str]  # every identifier and macro
-    outermost: frozenset[
-        str
-    ]  # identifiers at global scope (not inside a namespace, class or body) and macros
-    macros: frozenset[str]
-    headers: frozenset[str]  # files that #include <...> would find below torch's include folders
-
-
-_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[A-Za-z_]\w*|[{}();*]')
-
-
-def read_stock_names(preprocessed: str) -> dict[str, list[str]]:
-    """{"anywhere", "outermost", "macros"} of the output of `g++ -E -dD` on the stock header."""
-    macros = set(re.findall(r"^#define (\w+)", preprocessed, re.M))
-    body = re.sub(r"^#.*$", "", preprocessed, flags=re.M)
-    anywhere: set[str] = set()
-    outermost: set[str] = set()
-    stack: list[
-        bool
-    ] = []  # one entry per open brace: does it hide its names from the global scope?
-    hidden = parens = 0
-    head: list[str] = []  # tokens since the last ; { or } at this level
-    for token in _TOKEN.findall(body):
-        if token == "{":
-            opaque = not (
-                head[:1] == ["extern"]
-                and len(head) == 2
-                or ("enum" in head and "class" not in head)
-            )
-            stack.append(opaque)
-            hidden += opaque
-            head = []
-        elif token == "}":
-            hidden -= stack.pop() if stack else 0
-            head = []
-        elif token == ";":
-            head = []
-        elif token in "()":
-            parens = max(0, parens + (1 if token == "(" else -1))
-            head.append(token)
-        else:
-            if token[0].isalpha() or token[0] == "_":
-                anywhere.add(token)
-                if not hidden and (not parens or head[-1:] == ["*"]):
-                    outermost.add(token)
-            head.append(token)
-    return {
-        "anywhere": sorted(anywhere | macros),
-        "outermost": sorted(outermost | macros),
-        "macros": sorted(macros),
-    }
-
-
-@lru_cache(maxsize=1)
-def _facade_macros() -> frozenset[str]:
-    text = "\n".join(p.read_text() for p in (FACADE / "include").rglob("*.h"))
-    return frozenset(re.findall(r"#[ \t]*define[ \t]+(\w+)", text))
-
-
-_BUILTIN = r"(?:const |volatile |unsigned |signed |long |short |int|char|float|double|bool|void|\*|&|\s|\[\d*\])+"
-_SURE = [  # messages about the candidate's own names and plain C types, g++ first, then nvcc's front end
-    rf"(invalid )?conversion from '{_BUILTIN}' to (non-scalar type )?'{_BUILTIN}'.*",
-    rf"invalid conversion from '{_BUILTIN}' to '{_BUILTIN}'.*",
-    rf"cannot convert '{_BUILTIN}' to '{_BUILTIN}'.*",
-    rf"invalid operands of types '{_BUILTIN}' and '{_BUILTIN}' to binary '.*",
-    rf"invalid type argument of unary '\*' \(have '{_BUILTIN}'\)",
-    rf"invalid types '{_BUILTIN}\[{_BUILTIN}\]' for array subscript",
-    r"redeclaration of '[\w ]*'",
-    r"conflicting declaration '[\w *]*'",
-    r"assignment of read-only (location|variable) .*",
-    r"(lvalue required as .*|break statement not within .*|continue statement not within .*)",
-    r"'else' without a previous 'if'",
-    r"(unterminated|missing terminating) .*",
-    rf'a value of type "{_BUILTIN}" cannot be (used to initialize|assigned to) an entity of type "{_BUILTIN}"',
-    rf'argument of type "{_BUILTIN}" is incompatible with parameter of type "{_BUILTIN}"',
-    r'"\w+" has already been declared in the current scope',
-    r"expression must be a modifiable lvalue",
-    r"a break statement may only be used within .*",
-]
-_SYNTAX = [
-    r"expected .*",
-    r"stray '.*' in program",
-    r"missing binary operator .*",
-    r"this declaration has no storage class or type specifier",
-    r"unrecognized token",
-    r"missing closing quote",
-    r"unterminated .*",
-    r"invalid preprocessing directive .*",
-    r"(unterminated|missing) (#if|#endif|argument list).*",
-    r"#(else|endif|elif) without #if",
-    r"too many decimal points in number",
-    r"unable to find numeric literal operator .*",
-    r"identifier .* not allowed here",
-]
-
-
-def blame(errors: Sequence[Diagnostic], sources: Mapping[str, str], names: Names | None) -> bool:
-    """True when the first error can only be the candidate's own, so that the stock headers would fail too.
-
-    Only the first error of a file is looked at: later ones may follow from something that the facade lacks.
-    """
-    if names is None or not errors:
-        return False
-    error = errors[0]
-    if not error.file:
-        return error.text.startswith(("ptxas", "nvlink error"))
-    if error.file == "bindings":
-        text = sources.get("kernel.cpp", "")
-    elif error.file in sources:
-        text = sources[error.file]
-    else:
-        return False
-    return _sure(error, text, names)
-
-
-def _sure(error: Diagnostic, source: str, names: Names) -> bool:
-    words = set(re.findall(r"[A-Za-z_]\w*", source))
-    unknown_macros = (words & names.macros) - _facade_macros() - _COMMON_MACROS
-    lines = source.split("\n")
-    line = (
-        lines[error.line - 1] if 0 < error.line <= len(lines) and error.file != "bindings" else ""
-    )
-    if "redefinition of 'void kv_module_" in error.text:
-        return True  # two PYBIND11_MODULE for one module
-    if any(re.fullmatch(p, error.text) for p in _SYNTAX):
-        return not unknown_macros
-    if any(re.fullmatch(p, error.text) for p in _SURE):
-        return not unknown_macros and "auto" not in line
-    missing = re.fullmatch(
-        r'(?:(\S+): No such file or directory|cannot open source file "([^"]+)")', error.text
-    )
-    if missing:
-        return (missing.group(1) or missing.group(2)) not in names.headers and "/" in error.text
-    return _sure_name(error.text, line, source, names)
-
-
-_COMMON_MACROS = frozenset(
-    {"NULL", "EOF", "assert", "INFINITY", "NAN", "bool", "true", "false", "stdin", "stdout"}
-)
-_UNDECLARED = [
-    r"'(?P<n>\w+)' was not declared in this scope.*",
-    r"'(?P<n>\w+)' does not name a type.*",
-    r"'(?P<n>\w+)' has not been declared",
-    r'identifier "(?P<n>\w+)" is undefined',
-]
-_NO_MEMBER = [
-    r"'(?P<n>\w+)' is not a member of '(?!std)[\w:]*'.*",
-    r"'[\w: ]*' has no member named '(?P<n>\w+)'.*",
-    r'(?:class|struct|namespace) "[\w:]*" has no member "(?P<n>\w+)"',
-]
-
-
-def _sure_name(text: str, line: str, source: str, names: Names) -> bool:
-    """Undeclared names: sure when the stock headers could not have declared them either."""
-    for pattern in _NO_MEMBER:
-        match = re.fullmatch(pattern, text)
-        if match and "std" not in text.split(" has ")[0].replace(match["n"], ""):
-            return match["n"] not in names.anywhere and not match["n"].startswith("kv")
-    for pattern in _UNDECLARED:
-        match = re.fullmatch(pattern, text)
-        if not match:
-            continue
-        name = match["n"]
-        if name.startswith(("kv", "cu", "Cu", "CU", "__", "_mm")) or name in _HEADER:
-            return False
-        if name not in names.anywhere:
-            return True
-        called = re.search(rf"\b{name}\s*[(<{{]", line) or not line
-        qualified = re.search(rf"::\s*{name}\b", line)
-        opened = re.search(r"\busing\s+(namespace\s+)?(std|at|torch|c10|pybind11|caffe2)\b", source)
-        return name not in names.outermost and not (called or qualified or opened)
-    return False
-
-
-# ---- cache -------------------------------------------------------------------------------------------
+# ---- cache --------------------------------------------------------------------------------------
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -1114,7 +884,8 @@ def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 class Cache:
     """A folder of finished builds, one folder each: `meta.json` and perhaps files.
 
-    An entry appears by one rename, complete or not at all. `lock(key)` makes one process (and thread) build it.
+    An entry appears by one rename, complete or not at all. `lock(key)` makes one process (and
+    thread) build it.
     """
 
     def __init__(self, root: Path, limit_bytes: int = CACHE_BYTES) -> None:
@@ -1153,7 +924,8 @@ class Cache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def put(self, key: str, meta: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-        """Moves `files` (name in the entry -> file) into a new entry. OSError (full disk) leaves nothing behind."""
+        """Moves `files` (name in the entry -> file) into a new entry. OSError (full disk) leaves
+        nothing behind."""
         with self.work() as folder:
             entry = folder / "entry"
             entry.mkdir()
@@ -1172,7 +944,8 @@ class Cache:
             os.rename(entry, target)
 
     def trim(self) -> None:
-        """Deletes what was used longest ago, until the rest fits; also work folders left by killed processes."""
+        """Deletes what was used longest ago, until the rest fits; also work folders left by killed
+        processes."""
         now = time.time()
         for left in (self.root / "work").iterdir():
             with contextlib.suppress(OSError):
@@ -1191,11 +964,12 @@ class Cache:
             total -= size
 
 
-# ---- the builder -------------------------------------------------------------------------------------
+# ---- the builder --------------------------------------------------------------------------------
 
 
 class Builder:
-    """Builds requests, several at a time. One per process is enough; many processes share the cache."""
+    """Builds requests, several at a time. One per process is enough; many processes share the
+    cache."""
 
     def __init__(
         self,
@@ -1207,8 +981,9 @@ class Builder:
         memory_bytes: int = 8 << 30,
         rungs: Sequence[int] = (0, 2),
     ) -> None:
-        """`target`: "cpp" or "cuda". `timeout_s`: wall time of one compiler at rung 0, `stock_timeout_s` at rung 2.
-        `memory_bytes`: address space of one compiler process. `rungs`: which to try, in order."""
+        """`target`: "cpp" or "cuda". `timeout_s`: wall time of one compiler at rung 0,
+        `stock_timeout_s` at rung 2. `memory_bytes`: address space of one compiler process. `rungs`:
+        which to try, in order."""
         self.target = target
         self.jobs = jobs or _default_jobs()
         self.timeout_s, self.stock_timeout_s, self.memory_bytes = (
@@ -1235,13 +1010,13 @@ class Builder:
         return self._cache
 
     def prepare(self) -> None:
-        """Builds the shim (once per machine; cached). ToolchainError when there is no compiler or no torch, OSError
-        when the cache cannot be written."""
+        """Builds the shim (once per machine; cached). ToolchainError when there is no compiler or
+        no torch, OSError when the cache cannot be written."""
         with self._lock:
             if self._prepared:
                 return
             tools = toolchain(self.target)
-            key = _hash("shim", tools.identity(False), str(tools.torch_dir))
+            key = _hash("shim", tools.shim_identity)
             meta = self.cache.get(key)
             if meta is None:
                 with self.cache.lock(key):
@@ -1304,7 +1079,7 @@ class Builder:
                 error = (
                     errors[0].text if errors else (built.text[-300:] or "the compiler was killed")
                 )
-                meta = {"error": f"the shim does not build: {_clean(error)}"}
+                meta = {"error": f"the shim does not build: {clean(error)}"}
                 self.cache.put(key, meta, {})
                 return meta
             found: dict[str, list[str]] = {}
@@ -1481,11 +1256,12 @@ def _load_names(path: Path, tools: Toolchain) -> Names | None:
         frozenset(found["anywhere"]) | cuda_words,
         frozenset(found["outermost"]),
         frozenset(found["macros"]) | {w for w in cuda_words if w.isupper()},
+        _facade_macros(),
         frozenset(headers),
     )
 
 
-# ---- in the process that runs the candidate ----------------------------------------------------------
+# ---- in the process that runs the candidate -----------------------------------------------------
 
 
 def load_shim(path: str) -> Any:
@@ -1505,8 +1281,8 @@ def _import(path: str, name: str) -> Any:
 
 
 def load_built(path: str, kind: str, request: BuildRequest) -> Any:
-    """The module of a finished build: attributes are its functions. ImportError if it cannot be loaded (for
-    instance a function that is declared and never defined)."""
+    """The module of a finished build: attributes are its functions. ImportError if it cannot be
+    loaded (for instance a function that is declared and never defined)."""
     import torch
 
     if not request.is_python_module:
@@ -1524,11 +1300,12 @@ def install_loader(
     lookup: Callable[[BuildRequest], Mapping[str, Any] | BuildResult | None],
     on_missing: Callable[[BuildRequest], NoReturn],
 ) -> None:
-    """Replaces `load_inline` (and `load`) of torch.utils.cpp_extension by a loader of finished builds.
+    """Replaces `load_inline` (and `load`) of torch.utils.cpp_extension by a loader of finished
+    builds.
 
-    To be called before the candidate's code is imported, so that names it imports are ours. `lookup` gives the
-    finished build of a request (a BuildResult or a dict with its fields) or None; then `on_missing` reports the
-    request and ends the process.
+    To be called before the candidate's code is imported, so that names it imports are ours.
+    `lookup` gives the finished build of a request (a BuildResult or a dict with its fields) or
+    None; then `on_missing` reports the request and ends the process.
     """
     from torch.utils import cpp_extension
 
@@ -1566,7 +1343,8 @@ def request_from_files(
     with_cuda: bool | None = None,
     **rest: Any,
 ) -> BuildRequest:
-    """The request that `torch.utils.cpp_extension.load` makes, for at most one C++ and one CUDA file."""
+    """The request that `torch.utils.cpp_extension.load` makes, for at most one C++ and one CUDA
+    file."""
     paths = [sources] if isinstance(sources, str) else list(sources)
     cuda = [Path(p).read_text() for p in paths if str(p).endswith((".cu", ".cuh"))]
     cpp = [Path(p).read_text() for p in paths if not str(p).endswith((".cu", ".cuh"))]
