@@ -64,7 +64,43 @@ def diagnostics(output: str) -> list[Diagnostic]:
         if match:
             file, line = _short(match["file"]), int(match["line"])
             column = _GCC_COLUMN.match(raw)
-            column = f"{error.column}:" if error.column else ""
+            place = (file, line, int(column.group(1)) if column else 0)
+            if required and not file.startswith(("kernel.", "bindings")):
+                place = required
+            text = clean(match["text"])
+            if "'namespace' definition is not allowed here" in text:
+                text = UNCLOSED  # the builder puts a namespace after the candidate's last line
+            if file == "bindings" and (unknown := _UNBOUND.fullmatch(text)):
+                text = f"functions asks for {unknown[1]!r}, which cpp_sources does not declare"
+            found.append(Diagnostic(*place, text))
+            required = None
+        elif _TOOL.match(raw):
+            found.append(Diagnostic("", 0, 0, clean(raw)))
+        elif linked := _LINKER.search(raw):
+            found.append(Diagnostic("", 0, 0, clean(linked.group(0))))
+    return found
+
+
+def _short(path: str) -> str:
+    return path.strip().rsplit("/", 1)[-1]
+
+
+def clean(text: str) -> str:
+    """Without paths and warning switches; plain quotes, whatever the locale."""
+    text = text.replace("\u2018", "'").replace("\u2019", "'")
+    text = re.sub(r"(?<![\w<\"'])(/[\w.+\-]+)+/", "", text)
+    text = re.sub(r" \[-[\w\-=+]+\]$", "", text)
+    return re.sub(r"tmpxft_\w+[.\-\w]*", "kernel.cu", text).strip()
+
+
+def report(
+    errors: Sequence[Diagnostic], output: str, sources: Mapping[str, str], limit: int = 3
+) -> str:
+    """The first errors with their source lines, for the model: deterministic, at most
+    ERROR_CHARACTERS."""
+    lines = []
+    for error in errors[:limit]:
+        column = f"{error.column}:" if error.column else ""
         place = f"{error.file}:{error.line}:{column} error: " if error.file in sources else ""
         lines.append(place + error.text[:400])
         text = sources[error.file].split("\n") if error.file in sources else []
