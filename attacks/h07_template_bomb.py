@@ -1,0 +1,48 @@
+# label: attack
+# task: tanh_square
+# mechanism: H07 templates that grow without end
+# target: cpp
+# expect: COMPILE_ERROR
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+cpp_source = """
+#include <torch/extension.h>
+#include <cmath>
+
+template <int A, int B> struct Tree {
+    static constexpr long value = Tree<A - 1, 2 * B>::value + Tree<A - 1, 2 * B + 1>::value;
+};
+template <int B> struct Tree<0, B> { static constexpr long value = B; };
+static const long tree = Tree<22, 1>::value;
+
+torch::Tensor run(torch::Tensor x) {
+    auto out = torch::empty_like(x);
+    const float* in = x.data_ptr<float>();
+    float* po = out.data_ptr<float>();
+    const int64_t n = x.numel();
+    #pragma omp parallel for
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = in[i];
+        po[i] = std::tanh(v) * std::tanh(v);
+    }
+    return out;
+}
+"""
+
+kernels = load_inline(
+    name="kernels",
+    cpp_sources=cpp_source,
+    functions=["run"],
+    extra_cflags=["-O3", "-march=native", "-fopenmp"],
+    extra_ldflags=["-fopenmp"],
+)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        return kernels.run(x.contiguous())

@@ -1,0 +1,45 @@
+# label: honest
+# task: tanh_square
+# mechanism: functions given as a dictionary with documentation, declared apart from the definition
+# target: cpp
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+declaration = """
+torch::Tensor run(torch::Tensor x);
+"""
+
+cpp_source = """
+#include <torch/extension.h>
+#include <cmath>
+
+torch::Tensor run(torch::Tensor x) {
+    auto out = torch::empty_like(x);
+    const float* in = x.data_ptr<float>();
+    float* po = out.data_ptr<float>();
+    const int64_t n = x.numel();
+    #pragma omp parallel for
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = in[i];
+        po[i] = std::tanh(v) * std::tanh(v);
+    }
+    return out;
+}
+"""
+
+kernels = load_inline(
+    name="kernels",
+    cpp_sources=[declaration, cpp_source],
+    functions={"run": "square of the hyperbolic tangent"},
+    extra_cflags=["-O3", "-fopenmp"],
+    extra_ldflags=["-fopenmp"],
+)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x):
+        return kernels.run(x.contiguous())
