@@ -1,408 +1,220 @@
-"""Benchmark numbers of a policy, with error bars: the paper's evaluation (arXiv:2507.11948).
+"""Benchmark of a policy: runs it, prints tables, writes numbers, figures and a page.
 
-Protocol (Sec. 5.1): P tasks x G parallel trajectories x K turns of refinement. A trajectory is
-worth what its best kernel so far is worth, so each metric of a trajectory after k turns is a
-running maximum over its turns, and 0 where nothing was correct:
+    python evaluate.py --model RUN_OR_PATH_OR_HF_ID [--config FILE] [--baseline OTHER] [--out DIR]
 
-    correct   1 if any kernel of turns <= k is correct
-    speedup   reference time / run time of the fastest correct kernel (the paper's "performance")
-    fast_p    1 if some correct kernel has speedup >= p; fast_1 counts "as fast as eager" too
-    score     0.3 + speedup of the best correct kernel: Sec. 3.2's training score, best turn
+`--model` is a run folder of train.py (its newest checkpoint, its settings), a model folder, a
+Hugging Face id, or "warmstart". Settings come from the command line, else --config, else the run's
+config.json, else the paper's (train_config.Config). The folder DIR then holds
 
-over m of the n = G trajectories of a task: avg@m = mean, best@m = expected maximum of m
-trajectories drawn without replacement; then the mean over tasks, where unsolved tasks count 0.
+    table.txt       what was printed
+    results.json    every metric with its interval, counts, settings, versions (evaluate.results)
+    turns.jsonl     each turn: prompt, response, code, verdict; written task by task
+    figures/        PNG and SVG
+    report.html     all of it on one page (report.py)
+    baseline/       turns.jsonl of the model compared with
 
-Cells that say HARNESS_ERROR are our fault, not the model's: they are left out, never scored 0. A
-trajectory keeps its other turns; one without a judged turn yet is left out of the means; both are
-counted.
-
-Intervals are 95 % bootstrap intervals, two-level: tasks are drawn with replacement, and within each
-drawn task its trajectories. A before/after difference draws the same tasks on both sides, because a
-hard task is hard for both. The paper gives single numbers; two models whose intervals overlap may
-well be equal.
-
-Dimension suffixes: _P tasks, _G trajectories of a task, _K turns, _B bootstrap draws.
+The same command again continues where an interrupted one stopped. metrics.py says what each number
+means.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
+import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 import kernel_sandbox
+import report
 import rollout
+import run_folder
+import train_config
 from kernel_sandbox import Status, Task, UserError
-from run_folder import append_lines, write_whole
+from metrics import (
+    METRICS,
+    Evaluation,
+    Interval,
+    aligned,
+    avg_at_m,
+    best_at_m,
+    best_by_m,
+    compare,
+    counts,
+    difference_interval,
+    estimate_interval,
+    fast_p_curve,
+    is_share,
+    metrics_by_turn,
+    scores_at_turn,
+    split_label,
+    status_shares,
+    trajectory_values,
+)
 
-CORRECT_WEIGHT = 0.3  # Sec. 3.2; kernel_sandbox.score has the same default (a test compares them)
-DRAWS = 2000  # bootstrap resamples behind each interval
-CONFIDENCE = 0.95  # of every interval shown
-CHUNK_CELLS = 4_000_000  # bootstrap values held in memory at a time (32 MB)
 SAMPLES_AT_ONCE = 64  # trajectories that run side by side; what a kill loses is this many at most
 EVALUATION_STEP = 1_000_000  # "step" of the seeds: never a training step's
 
-Array = np.ndarray
-
 
 # ------------------------------------------------------------------------------------------------
-# What was measured
+# Running a policy
 # ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The verdicts of one policy on a set of tasks: all that the metrics need."""
-
-    tasks: tuple[str, ...]  # names, P of them
-    correct: Array  # bool [P, G, K]
-    speedup: Array  # float [P, G, K], reference time / run time; 0 where not correct
-    harness: Array  # bool [P, G, K], the harness failed there: says nothing of the model
-    meta: Mapping[str, Any] = field(default_factory=dict)  # model, split, target, settings ...
-    status: Array | None = None  # str [P, G, K], Status names; None where only the arrays are known
-
-    def __post_init__(self) -> None:
-        shapes = {np.shape(self.correct), np.shape(self.speedup), np.shape(self.harness)}
-        if len(shapes) != 1 or len(self.correct.shape) != 3 or len(self.tasks) != len(self.correct):
-            raise ValueError(f"arrays must be [tasks, trajectories, turns] alike, got {shapes}")
-        if not np.all(np.isfinite(self.speedup)) or np.any(self.speedup < 0):
-            raise ValueError("speedups must be finite and not negative")
-
-    @property
-    def trajectories(self) -> int:
-        return self.correct.shape[1]
-
-    @property
-    def turns(self) -> int:
-        return self.correct.shape[2]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95 % bootstrap interval; nan where nothing was judged."""
-
-    value: float  # the estimate from all data
-    low: float  # lower end
-    high: float  # upper end
-
-    def __str__(self) -> str:
-        return f"{digits(self.value)} [{digits(self.low)}, {digits(self.high)}]"
-
-    def signed(self) -> str:
-        return f"{digits(self.value, '+')} [{digits(self.low, '+')}, {digits(self.high, '+')}]"
-
-
-def digits(value: float, sign: str = "") -> str:
-    """Four characters or so for any size, so that columns stay narrow: 0.31, 12.3, 123."""
-    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:{sign}.{decimals}f}"
-
-
-# ------------------------------------------------------------------------------------------------
-# Metrics: pure functions
-# ------------------------------------------------------------------------------------------------
-
-
-def score_values(correct: Array, speedup: Array) -> Array:
-    """Sec. 3.2: s = 0.3 * [correct] + speedup * [correct], elementwise."""
-    return np.where(correct, CORRECT_WEIGHT + speedup, 0.0)
-
-
-def correct_values(correct: Array, speedup: Array) -> Array:
-    """1 where the kernel is correct, else 0."""
-    return np.asarray(correct, dtype=float)
-
-
-def speedup_values(correct: Array, speedup: Array) -> Array:
-    """Speedup of a correct kernel, 0 of any other."""
-    return np.where(correct, speedup, 0.0)
-
-
-def fast_values(p: float) -> Callable[[Array, Array], Array]:
-    """fast_p of one kernel (KernelBench, Sec. 3.3): 1 where correct and speedup >= p."""
-    return lambda correct, speedup: (correct & (np.asarray(speedup) >= p)).astype(float)
-
-
-METRICS: dict[str, Callable[[Array, Array], Array]] = {
-    "correct": correct_values,
-    "speedup": speedup_values,
-    "fast_1": fast_values(1.0),
-    "fast_1.5": fast_values(1.5),
-    "score": score_values,
-}
-
-
-def is_share(metric: str) -> bool:
-    """Metrics between 0 and 1; speedup and score have no upper end."""
-    return metric not in ("speedup", "score")
-
-
-def best_so_far(values_PGK: Array, harness_PGK: Array) -> Array:
-    """Sec. 5.1: value of a trajectory after k turns = max over its judged turns <= k.
-
-    Returns float [P, G, K]; nan where no turn up to k was judged (harness errors only).
-    """
-    judged = np.where(harness_PGK, -np.inf, values_PGK)
-    best = np.maximum.accumulate(judged, axis=-1)
-    return np.where(np.isneginf(best), np.nan, best)
-
-
-@lru_cache(maxsize=256)
-def best_at_m_weights(trajectories: int, m: int) -> Array:
-    """Weights [n, i] of the i-th smallest (from 0) of n values in the expected max of m of them.
-
-    Of the C(n, m) subsets, C(i, m-1) have it as their maximum. Where fewer than m values are there,
-    all n are taken (max), as nothing better can be said. Row 0 is zero.
-    """
-    weights = np.zeros((trajectories + 1, trajectories))
-    for n in range(1, trajectories + 1):
-        size = min(m, n)
-        weights[n, :n] = [math.comb(i, size - 1) / math.comb(n, size) for i in range(n)]
-    return weights
-
-
-def best_at_m(values_G: Array, m: int) -> Array:
-    """best@m: E[max of m of the n trajectories without replacement], over the last axis.
-
-    sum_i x_(i) * C(i-1, m-1) / C(n, m) for sorted x_(1) <= ... <= x_(n): the unbiased estimator of
-    Chen et al. 2021 (pass@k = 1 - C(n-c, k)/C(n, k)) for real values. nan = dropped trajectory.
-    """
-    if not 1 <= m <= values_G.shape[-1]:
-        raise ValueError(f"best@{m} needs between 1 and {values_G.shape[-1]} trajectories")
-    ordered = np.sort(values_G, axis=-1)  # nan goes last
-    n = np.sum(~np.isnan(ordered), axis=-1)
-    weights = best_at_m_weights(values_G.shape[-1], m)[n]
-    return np.where(n > 0, np.sum(np.nan_to_num(ordered) * weights, axis=-1), np.nan)
-
-
-def avg_at_m(values_G: Array) -> Array:
-    """avg@m: mean over trajectories (the last axis); its expectation is the same for every m."""
-    n = np.sum(~np.isnan(values_G), axis=-1)
-    return np.where(n > 0, np.nansum(values_G, axis=-1) / np.maximum(n, 1), np.nan)
-
-
-def mean_over_tasks(values_P: Array) -> Array:
-    """Mean over tasks (the last axis); tasks without any judged trajectory are left out."""
-    return avg_at_m(values_P)  # the same mean that leaves out nan, over another axis
-
-
-# ------------------------------------------------------------------------------------------------
-# Bootstrap
-# ------------------------------------------------------------------------------------------------
-
-
-def bootstrap(
-    values_PG: Array,
-    estimate: Callable[[Array], Array],
+def evaluate_policy(
+    policy: Any,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    sandbox: kernel_sandbox.Sandbox,
     *,
-    draws: int = DRAWS,
-    seed: int = 0,
-    side: int = 0,
-) -> Array:
-    """Two-level bootstrap of the mean over tasks of estimate(trajectories): [B] resampled values.
+    trajectories: int,
+    turns: int,
+    seed: int,
+    temperature: float,
+    max_new_tokens: int,
+    prompt_budget: int,
+    progress: bool = True,
+    folder: str | Path | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Roll out `trajectories` x `turns` on each task and judge every kernel.
 
-    Each draw takes P tasks with replacement and, of each, G trajectories with replacement. The task
-    draws depend on (seed, P) alone: two sides with one seed resample the same tasks, so that the
-    difference of their draws is a paired one; `side` keeps their trajectory draws independent.
+    A few tasks run at a time (SAMPLES_AT_ONCE trajectories). With `folder`, each task's turns are
+    appended to folder/turns.jsonl as it ends; a later call with the same settings reads finished
+    tasks back and runs the others only. Raises UserError where the folder holds other settings.
     """
-    tasks, trajectories = values_PG.shape
-    task_draws_BP = np.random.default_rng([seed, 0]).integers(tasks, size=(draws, tasks))
-    rng = np.random.default_rng([seed, 1 + side])
-    step = max(1, CHUNK_CELLS // (tasks * trajectories))
-    parts = []
-    for start in range(0, draws, step):
-        chosen_BP1 = task_draws_BP[start : start + step, :, None]
-        inner = rng.integers(trajectories, size=(*chosen_BP1.shape[:2], trajectories))
-        parts.append(mean_over_tasks(estimate(values_PG[chosen_BP1, inner])))
-    return np.concatenate(parts)
-
-
-def interval_of(
-    value: float, draws_B: Array, bounds: tuple[float, float] = (-math.inf, math.inf)
-) -> Interval:
-    """Percentiles of the draws, shifted so that their mean lies on the estimate, cut to `bounds`.
-
-    The shift matters for best@m: a resample of trajectories repeats some and so misses the best one
-    too often (best@16 of 16: the plain percentile interval held the truth in 38 % of simulated
-    100-task benchmarks, the shifted one in 94 %). For means it changes nothing.
-    """
-    draws_B = draws_B[~np.isnan(draws_B)]
-    if math.isnan(value) or not len(draws_B):
-        return Interval(math.nan, math.nan, math.nan)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    ends = np.percentile(draws_B, [tail, 100 - tail]) + (value - np.mean(draws_B))
-    low, high = np.clip(ends, *bounds)
-    return Interval(float(value), float(low), float(high))
-
-
-def estimate_interval(
-    values_PG: Array, m: int | None, *, share: bool = False, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """avg@m (m None) or best@m over trajectories, mean over tasks, with its interval."""
-    estimate = estimator(m)
-    value = float(mean_over_tasks(estimate(values_PG)))
-    bounds = (0.0, 1.0 if share else math.inf)
-    return interval_of(value, bootstrap(values_PG, estimate, draws=draws, seed=seed), bounds)
-
-
-def estimator(m: int | None) -> Callable[[Array], Array]:
-    """avg@m for None, else best@m: [..., G] -> [...]."""
-    return avg_at_m if m is None else lambda values_G: best_at_m(values_G, m)
-
-
-# ------------------------------------------------------------------------------------------------
-# Summaries of an evaluation
-# ------------------------------------------------------------------------------------------------
-
-
-def trajectory_values(evaluation: Evaluation, metric: str) -> Array:
-    """Metric of each trajectory after k turns, float [P, G, K] (nan = nothing judged yet)."""
-    values = METRICS[metric](evaluation.correct, evaluation.speedup)
-    return best_so_far(values, evaluation.harness)
-
-
-def metrics_by_turn(evaluation: Evaluation, **options: Any) -> dict[str, dict[str, list[Interval]]]:
-    """{metric: {"avg": [...], "best": [...]}}, one interval after each number of turns 1..K."""
-    out: dict[str, dict[str, list[Interval]]] = {}
-    for metric in METRICS:
-        values = trajectory_values(evaluation, metric)
-        share = is_share(metric)
-        out[metric] = {
-            kind: [
-                estimate_interval(values[:, :, k], m, share=share, **options)
-                for k in range(evaluation.turns)
-            ]
-            for kind, m in (("avg", None), ("best", evaluation.trajectories))
-        }
-    return out
-
-
-def best_by_m(evaluation: Evaluation, metric: str, **options: Any) -> list[Interval]:
-    """best@m after all turns for m = 1..G (the curve over parallel trajectories, Fig. 6)."""
-    values = trajectory_values(evaluation, metric)[:, :, -1]
-    share = is_share(metric)
-    every_m = range(1, evaluation.trajectories + 1)
-    return [estimate_interval(values, m, share=share, **options) for m in every_m]
-
-
-def fast_p_curve(
-    evaluation: Evaluation, thresholds: Sequence[float], m: int | None, **options: Any
-) -> list[Interval]:
-    """fast_p after all turns at each threshold p (avg@m for m None, else best@m)."""
-    out = []
-    for p in thresholds:
-        values = fast_values(p)(evaluation.correct, evaluation.speedup)
-        best = best_so_far(values, evaluation.harness)[:, :, -1]
-        out.append(estimate_interval(best, m, share=True, **options))
-    return out
-
-
-def scores_at_turn(evaluation: Evaluation) -> list[float]:
-    """Mean score of the kernel written at turn k itself (not best so far), over judged cells."""
-    scores = np.where(
-        evaluation.harness, np.nan, score_values(evaluation.correct, evaluation.speedup)
-    )
-    return [float(mean_over_tasks(avg_at_m(scores[:, :, k]))) for k in range(evaluation.turns)]
-
-
-def status_shares(evaluation: Evaluation) -> dict[str, list[float]]:
-    """Share of each verdict at turn k among all cells of that turn, harness errors among them."""
-    if evaluation.status is None:
-        return {}
-    names = sorted(set(evaluation.status.ravel().tolist()))
-    return {name: np.mean(evaluation.status == name, axis=(0, 1)).tolist() for name in names}
-
-
-def counts(evaluation: Evaluation) -> dict[str, int]:
-    """How much was measured, and what was left out of the means."""
-    unjudged = evaluation.harness.all(axis=2)
-    return {
-        "tasks": len(evaluation.tasks),
-        "trajectories": evaluation.trajectories,
-        "turns": evaluation.turns,
-        "kernels": int(evaluation.correct.size),
-        "harness_errors": int(evaluation.harness.sum()),
-        "dropped_trajectories": int(unjudged.sum()),
-        "dropped_tasks": int(np.all(unjudged, axis=1).sum()),
+    if not tasks:
+        raise UserError("no tasks to evaluate: check --tasks and --split")
+    meta = dict(meta or {})
+    settings = {
+        "model": str(meta.get("model", "policy")),
+        "trajectories": trajectories,
+        "turns": turns,
+        "seed": seed,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "prompt_budget": prompt_budget,
+        "tasks": {task.name: hashlib.sha256(task.source.encode()).hexdigest() for task in tasks},
     }
+    path = None if folder is None else Path(folder) / "turns.jsonl"
+    rows = {} if path is None else resume(path, settings)
+    size = max(1, SAMPLES_AT_ONCE // trajectories)
+    with tqdm(total=len(tasks), desc="evaluate", unit="task", disable=not progress) as bar:
+        for start in range(0, len(tasks), size):
+            chunk = tasks[start : start + size]
+            missing = [task for task in chunk if task.name not in rows]
+            if missing:
+                episodes = rollout.rollout(
+                    policy,
+                    tokenizer,
+                    missing,
+                    sandbox,
+                    trajectories=trajectories,
+                    turns=turns,
+                    seed=seed,
+                    step=EVALUATION_STEP + start,  # engines with one seed a call: another one
+                    temperature=temperature,
+                    max_new_tokens=max_new_tokens,
+                    prompt_budget=prompt_budget,
+                )
+                for task in missing:
+                    mine = [episode for episode in episodes if episode.task.name == task.name]
+                    rows[task.name] = [row for episode in mine for row in turn_rows(episode)]
+                    if path is not None:
+                        run_folder.append_lines(path, rows[task.name])
+            bar.update(len(chunk))
+    ordered = [row for task in tasks for row in rows[task.name]]
+    return evaluation_of(ordered, {**meta, **settings, "tasks": len(tasks)})
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two models on the same tasks: mean score of the best of K turns (avg@m), and its change."""
-
-    before: Interval  # mean score of the best turn
-    after: Interval  # the same of the second model
-    ratio: float  # after / before; inf where before is 0, nan where both are
-    difference: Interval  # after - before, paired over tasks
-    turns: int  # K, turns compared
-    label: str  # the split, e.g. "held-out"
-
-    @property
-    def improved(self) -> bool:
-        """The difference is above zero by more than its interval."""
-        return self.difference.low > 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.label} best-of-{self.turns}-turns score: {self.before.value:.2f} -> "
-            f"{self.after.value:.2f} (x{self.ratio:.2f}, difference {self.difference.value:+.2f}, "
-            f"95 % interval {self.difference.low:+.2f} .. {self.difference.high:+.2f})"
-        )
+def turn_rows(episode: rollout.Episode) -> list[dict[str, Any]]:
+    """One JSON object a turn: the text on both sides and the verdict."""
+    return [
+        {
+            "task": episode.task.name,
+            "level": episode.task.level,
+            "trajectory": episode.trajectory,
+            "turn": number,
+            "prompt": turn.prompt,
+            "response": turn.response,
+            "code": turn.code,
+            "summary": turn.summary,
+            "feedback": turn.feedback,
+            "truncated": turn.truncated,
+            "tokens": len(turn.token_ids),
+            "result": turn.result.to_json(),
+        }
+        for number, turn in enumerate(episode.turns)
+    ]
 
 
-def difference_interval(
-    before_PG: Array, after_PG: Array, m: int | None, *, draws: int = DRAWS, seed: int = 0
-) -> Interval:
-    """Paired difference after - before: both sides are resampled over the same tasks.
+def evaluation_of(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> Evaluation:
+    """Arrays from turn rows; every task must have the same full grid of trajectories and turns."""
+    names = tuple(dict.fromkeys(row["task"] for row in rows))
+    place = {name: i for i, name in enumerate(names)}
+    shape = (
+        len(names),
+        1 + max(row["trajectory"] for row in rows),
+        1 + max(row["turn"] for row in rows),
+    )
+    status = np.full(shape, "", dtype="U16")
+    speedup = np.zeros(shape)
+    for row in rows:
+        cell = place[row["task"]], row["trajectory"], row["turn"]
+        status[cell] = row["result"]["status"]
+        speedup[cell] = row["result"]["speedup"]
+    if np.any(status == ""):
+        raise UserError("the recorded evaluation lacks turns: run it again to fill them in")
+    correct = status == Status.CORRECT.value
+    harness = status == Status.HARNESS_ERROR.value
+    return Evaluation(names, correct, np.where(correct, speedup, 0.0), harness, dict(meta), status)
 
-    A task without a judged trajectory on either side is left out on both.
+
+def resume(path: Path, settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of the tasks that are complete in turns.jsonl; the file keeps only those.
+
+    The settings of the first call lie beside it; UserError where they differ from this call's.
     """
-    both = ~(np.isnan(before_PG).all(axis=1) | np.isnan(after_PG).all(axis=1))
-    if not both.any():
-        return Interval(math.nan, math.nan, math.nan)
-    before_PG, after_PG = before_PG[both], after_PG[both]
-    estimate = estimator(m)
-    value = float(mean_over_tasks(estimate(after_PG)) - mean_over_tasks(estimate(before_PG)))
-    draws_B = bootstrap(after_PG, estimate, draws=draws, seed=seed, side=1)
-    draws_B = draws_B - bootstrap(before_PG, estimate, draws=draws, seed=seed)
-    return interval_of(value, draws_B)
-
-
-def aligned(before: Evaluation, after: Evaluation) -> tuple[list[int], list[int], int]:
-    """Indices of the common tasks on each side, and the number of turns both have."""
-    common = [name for name in before.tasks if name in after.tasks]
-    if not common:
-        raise UserError("the two evaluations have no task in common: give both the same --tasks")
-    left = [before.tasks.index(name) for name in common]
-    right = [after.tasks.index(name) for name in common]
-    return left, right, min(before.turns, after.turns)
-
-
-def compare(before: Evaluation, after: Evaluation, **options: Any) -> Comparison:
-    """Mean score of the best turn before and after, over the tasks and turns both have."""
-    left, right, turns = aligned(before, after)
-    before_PG = trajectory_values(before, "score")[left, :, turns - 1]
-    after_PG = trajectory_values(after, "score")[right, :, turns - 1]
-    first = estimate_interval(before_PG, None, **options)
-    second = estimate_interval(after_PG, None, **options)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float(np.divide(second.value, first.value))
-    difference = difference_interval(before_PG, after_PG, None, **options)
-    return Comparison(first, second, ratio, difference, turns, split_label(after))
-
-
-def split_label(evaluation: Evaluation) -> str:
-    split = str(evaluation.meta.get("split", "all-task"))
-    return {"heldout": "held-out", "train": "training", "all": "all-task"}.get(split, split)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings_path = path.parent / "settings.json"
+    if settings_path.exists():
+        earlier = json.loads(settings_path.read_text())
+        changed = [key for key in settings if earlier.get(key) != settings[key]]
+        if changed:
+            raise UserError(
+                f"{path.parent} holds an evaluation with other settings ({', '.join(changed)}):"
+                " choose another --out, or delete that folder"
+            )
+    else:
+        run_folder.write_whole(settings_path, json.dumps(settings, indent=1) + "\n")
+    if not path.exists():
+        return {}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for line in path.read_text(encoding="ascii").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # the line that a kill cut off
+            continue
+        rows.setdefault(row["task"], []).append(row)
+    cells = settings["trajectories"] * settings["turns"]
+    rows = {name: mine for name, mine in rows.items() if len(mine) == cells}
+    run_folder.write_whole(
+        path, "".join(json.dumps(row) + "\n" for mine in rows.values() for row in mine)
+    )
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------
@@ -558,146 +370,220 @@ def triple(interval: Interval) -> list[float | None]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Running a policy
+# Command line
 # ------------------------------------------------------------------------------------------------
 
 
-def evaluate_policy(
-    policy: Any,
-    tokenizer: Any,
+@dataclass(frozen=True)
+class Options:
+    """Settings of one benchmark run; what is left out is the run's, the config's or the paper's."""
+
+    model: str  # run folder of train.py, model folder, Hugging Face id, or "warmstart"
+    baseline: str | None = None  # a second model, compared with on the same tasks
+    config: Path | None = None  # TOML file of train.py whose settings are used
+    tasks: str | None = None  # "tasks" folder, kernelbench:DIR, kernelbench:hf or one .py file
+    split: Literal["heldout", "train", "all"] = "heldout"  # which of the tasks
+    target: Literal["cuda", "cpp"] | None = None  # kernels by nvcc, or by g++ with OpenMP
+    trajectories: int | None = None  # per task; paper: 16 (Sec. 5.1)
+    turns: int | None = None  # per trajectory; paper: 8 (Sec. 5.1)
+    temperature: float | None = None  # of sampling; paper: 0.9 (Sec. 3.3)
+    max_new_tokens: int | None = None  # tokens of a response
+    prompt_budget: int | None = None  # tokens of a prompt
+    seed: int | None = None  # of sampling and of the bootstrap
+    search: Literal["none"] = "none"  # trajectories are independent of each other
+    out: Path | None = None  # folder of the results; default: results/MODEL-SPLIT-GxK-sSEED
+
+
+PAPER_TRAJECTORIES = 16  # Sec. 5.1; train.py's own default is no evaluation at all
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 2 for what the user can put right, 3 if the harness judged nothing."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return benchmark(parse_options(words), "python evaluate.py " + shlex.join(words))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        print(f"error: {error.strerror or error}{place}; finished tasks are kept", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command again runs the other tasks only", file=sys.stderr)
+        return 130
+
+
+def parse_options(words: Sequence[str]) -> Options:
+    """Options from the command line; its errors as one line instead of tyro's boxes."""
+    import tyro
+
+    heard = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(heard):
+            return tyro.cli(Options, args=list(words), prog="evaluate.py", description=__doc__)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            print(heard.getvalue(), end="")
+            raise
+        text = re.sub(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|-{3,}", "", heard.getvalue())
+        lines = [line.strip() for line in text.splitlines() if "full helptext" not in line]
+        said = " ".join(line for line in lines[1:] if line and "--help" not in line)
+        raise UserError(f"{said}; see python evaluate.py --help") from None
+
+
+def settings_of(options: Options) -> train_config.Config:
+    """Config of the evaluation: --config, else the run's, else the defaults; options over it."""
+    given = dataclasses.asdict(options)
+    fields = {field.name for field in dataclasses.fields(train_config.Config)} - {"model"}
+    words = {
+        name: str(value)
+        for name, value in given.items()
+        if name in fields - {"trajectories", "turns"} and value is not None
+    }
+    for name in ("trajectories", "turns"):  # in a Config these two are those of training
+        if given[name] is not None:
+            words[f"eval_{name}"] = str(given[name])
+    path = Path(options.model) / "config.json"
+    if options.config is not None or not is_run(Path(options.model)):
+        config = train_config.load_config(options.config, words)
+    else:
+        table = json.loads(path.read_text(encoding="utf-8"))["config"]
+        config = train_config.config_of(table, words, f"{path}: ")
+    if options.trajectories is not None and options.trajectories < 1:
+        raise UserError(f"--trajectories must be 1 or more, not {options.trajectories}")
+    if not config.eval_trajectories:
+        config = dataclasses.replace(config, eval_trajectories=PAPER_TRAJECTORIES)
+    return config
+
+
+def is_run(folder: Path) -> bool:
+    """A run folder of train.py: its config.json holds the run's settings, not a model's."""
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return False
+    return isinstance(content, dict) and isinstance(content.get("config"), dict)
+
+
+def model_source(name: str, target: str) -> str | Path:
+    """Where the weights are: newest checkpoint of a run, folder, Hugging Face id; UserError."""
+    if name == "warmstart":
+        import warmstart
+
+        return warmstart.ensure_model(target)
+    folder = Path(name)
+    if is_run(folder):
+        checkpoint = run_folder.latest_checkpoint(folder)
+        if checkpoint is None:
+            raise UserError(f"run {name} has no checkpoint yet: let it train, or name a model")
+        return checkpoint
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise UserError(f"{name} is neither a run folder nor a model folder: no config.json")
+        return folder
+    if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise UserError(f"no model {name}: give a run folder, a model folder or a Hugging Face id")
+    return name
+
+
+def load_policy(name: str, config: train_config.Config) -> tuple[Any, Any]:
+    """A policy that generates text, and its tokenizer; UserError where there is no such model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = model_source(name, config.target)
+    gpu = torch.cuda.is_available()
+    # Sampling only: no fp32 copy of the weights is needed where the products are bf16 anyway.
+    dtype = torch.bfloat16 if gpu and config.precision == "bf16" else torch.float32
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, attn_implementation=config.attention
+        )
+    except (OSError, ValueError, ImportError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"cannot load model {name}: {lines[0]}") from None
+    if tokenizer.chat_template is None:
+        raise UserError(f"the tokenizer of {name} has no chat template: take an instruct model")
+    model.to("cuda" if gpu else "cpu")  # type: ignore[arg-type]
+    model.eval()
+    return rollout.TransformersPolicy(model, tokenizer), tokenizer
+
+
+def benchmark(options: Options, command: str) -> int:
+    """Evaluate the model (and the baseline), print the tables, write the folder; exit status."""
+    config = settings_of(options)
+    for name in filter(None, (options.model, options.baseline)):
+        if name != "warmstart":  # which would be made now; the others cost nothing to look for
+            model_source(name, config.target)
+    tasks = rollout.load_tasks(config.tasks, config.target, split=options.split)
+    size = f"{config.eval_trajectories}x{config.eval_turns}"
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", options.model).strip("-.")
+    out = options.out or Path("results") / f"{name}-{options.split}-{size}-s{config.seed}"
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    sandbox = kernel_sandbox.Sandbox(
+        config.target,
+        rules=config.rules,
+        jobs=config.sandbox_jobs or None,
+        fixed_speedup=config.fixed_speedup or None,
+        reuse_verdicts=config.reuse_verdicts,
+    )
+    with sandbox:
+        before = None
+        if options.baseline is not None:
+            before = run_model(options.baseline, config, options, tasks, sandbox, out / "baseline")
+        after = run_model(options.model, config, options, tasks, sandbox, out)
+    about = {"command": command, "seconds": time.time() - started, **run_folder.provenance()}
+    after = dataclasses.replace(after, meta={**after.meta, **about})
+    text = table(after, seed=config.seed)
+    if before is not None:
+        text = f"{table(before, seed=config.seed)}\n\n{text}\n\n"
+        text += compare_table(before, after, seed=config.seed)
+    found = results(after, before, seed=config.seed)
+    run_folder.write_whole(out / "table.txt", text + "\n")
+    run_folder.write_whole(
+        out / "results.json", json.dumps(found, indent=1, allow_nan=False) + "\n"
+    )
+    report.write(out, found, found.get("baseline"))
+    print(f"\n{text}\n\n{out / 'report.html'}", flush=True)
+    return 3 if after.harness.all() else 0
+
+
+def run_model(
+    name: str,
+    config: train_config.Config,
+    options: Options,
     tasks: Sequence[Task],
     sandbox: kernel_sandbox.Sandbox,
-    *,
-    trajectories: int,
-    turns: int,
-    seed: int,
-    temperature: float,
-    max_new_tokens: int,
-    prompt_budget: int,
-    progress: bool = True,
-    folder: str | Path | None = None,
-    meta: Mapping[str, Any] | None = None,
+    folder: Path,
 ) -> Evaluation:
-    """Roll out `trajectories` x `turns` on each task and judge every kernel.
-
-    A few tasks run at a time (SAMPLES_AT_ONCE trajectories). With `folder`, each task's turns are
-    appended to folder/turns.jsonl as it ends; a later call with the same settings reads finished
-    tasks back and runs the others only. Raises UserError where the folder holds other settings.
-    """
-    if not tasks:
-        raise UserError("no tasks to evaluate: check --tasks and --split")
-    meta = dict(meta or {})
-    settings = {
-        "model": str(meta.get("model", "policy")),
-        "trajectories": trajectories,
-        "turns": turns,
-        "seed": seed,
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "prompt_budget": prompt_budget,
-        "tasks": {task.name: hashlib.sha256(task.source.encode()).hexdigest() for task in tasks},
-    }
-    path = None if folder is None else Path(folder) / "turns.jsonl"
-    rows = {} if path is None else resume(path, settings)
-    size = max(1, SAMPLES_AT_ONCE // trajectories)
-    with tqdm(total=len(tasks), desc="evaluate", unit="task", disable=not progress) as bar:
-        for start in range(0, len(tasks), size):
-            chunk = tasks[start : start + size]
-            missing = [task for task in chunk if task.name not in rows]
-            if missing:
-                episodes = rollout.rollout(
-                    policy,
-                    tokenizer,
-                    missing,
-                    sandbox,
-                    trajectories=trajectories,
-                    turns=turns,
-                    seed=seed,
-                    step=EVALUATION_STEP + start,  # engines with one seed a call: another one
-                    temperature=temperature,
-                    max_new_tokens=max_new_tokens,
-                    prompt_budget=prompt_budget,
-                )
-                for task in missing:
-                    mine = [episode for episode in episodes if episode.task.name == task.name]
-                    rows[task.name] = [row for episode in mine for row in turn_rows(episode)]
-                    if path is not None:
-                        append_lines(path, rows[task.name])
-            bar.update(len(chunk))
-    ordered = [row for task in tasks for row in rows[task.name]]
-    return evaluation_of(ordered, {**meta, **settings, "tasks": len(tasks)})
+    """Load one model, evaluate it into `folder`, let go of it."""
+    policy, tokenizer = load_policy(name, config)
+    try:
+        return evaluate_policy(
+            policy,
+            tokenizer,
+            tasks,
+            sandbox,
+            trajectories=config.eval_trajectories,
+            turns=config.eval_turns,
+            seed=config.seed,
+            temperature=config.temperature,
+            max_new_tokens=train_config.limit_at_step(config, config.steps),
+            prompt_budget=config.prompt_budget,
+            folder=folder,
+            meta={
+                "model": name,
+                "split": options.split,
+                "target": config.target,
+                "rules": config.rules,
+                "search": options.search,
+            },
+        )
+    finally:
+        policy.close()
 
 
-def turn_rows(episode: rollout.Episode) -> list[dict[str, Any]]:
-    """One JSON object a turn: the text on both sides and the verdict."""
-    return [
-        {
-            "task": episode.task.name,
-            "level": episode.task.level,
-            "trajectory": episode.trajectory,
-            "turn": number,
-            "prompt": turn.prompt,
-            "response": turn.response,
-            "code": turn.code,
-            "summary": turn.summary,
-            "feedback": turn.feedback,
-            "truncated": turn.truncated,
-            "tokens": len(turn.token_ids),
-            "result": turn.result.to_json(),
-        }
-        for number, turn in enumerate(episode.turns)
-    ]
-
-
-def evaluation_of(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> Evaluation:
-    """Arrays from turn rows; every task must have the same full grid of trajectories and turns."""
-    names = tuple(dict.fromkeys(row["task"] for row in rows))
-    place = {name: i for i, name in enumerate(names)}
-    shape = (
-        len(names),
-        1 + max(row["trajectory"] for row in rows),
-        1 + max(row["turn"] for row in rows),
-    )
-    status = np.full(shape, "", dtype="U16")
-    speedup = np.zeros(shape)
-    for row in rows:
-        cell = place[row["task"]], row["trajectory"], row["turn"]
-        status[cell] = row["result"]["status"]
-        speedup[cell] = row["result"]["speedup"]
-    if np.any(status == ""):
-        raise UserError("the recorded evaluation lacks turns: run it again to fill them in")
-    correct = status == Status.CORRECT.value
-    harness = status == Status.HARNESS_ERROR.value
-    return Evaluation(names, correct, np.where(correct, speedup, 0.0), harness, dict(meta), status)
-
-
-def resume(path: Path, settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the tasks that are complete in turns.jsonl; the file keeps only those.
-
-    The settings of the first call lie beside it; UserError where they differ from this call's.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    settings_path = path.parent / "settings.json"
-    if settings_path.exists():
-        earlier = json.loads(settings_path.read_text())
-        changed = [key for key in settings if earlier.get(key) != settings[key]]
-        if changed:
-            raise UserError(
-                f"{path.parent} holds an evaluation with other settings ({', '.join(changed)}):"
-                " choose another --out, or delete that folder"
-            )
-    else:
-        write_whole(settings_path, json.dumps(settings, indent=1) + "\n")
-    if not path.exists():
-        return {}
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for line in path.read_text(encoding="ascii").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # the line that a kill cut off
-            continue
-        rows.setdefault(row["task"], []).append(row)
-    cells = settings["trajectories"] * settings["turns"]
-    rows = {name: mine for name, mine in rows.items() if len(mine) == cells}
-    write_whole(path, "".join(json.dumps(row) + "\n" for mine in rows.values() for row in mine))
-    return rows
+if __name__ == "__main__":
+    sys.exit(main())
