@@ -243,9 +243,16 @@ def blame(errors: Sequence[Diagnostic], sources: Mapping[str, str], names: Names
     return _sure(error, text, names)
 
 
+_NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:[^\"\\\n]|\\.)*\"", re.S)
+
+
 def _sure(error: Diagnostic, source: str, names: Names) -> bool:
-    words = set(re.findall(r"[A-Za-z_]\w*", source))
-    unknown_macros = (words & names.macros) - names.facade_macros - _COMMON_MACROS
+    words = set(re.findall(r"[A-Za-z_]\w*", _NO_CODE.sub(" ", source)))
+    unknown_macros = {
+        word
+        for word in (words & names.macros) - names.facade_macros
+        if not _COMMON_MACROS.fullmatch(word)
+    }
     lines = source.split("\n")
     line = (
         lines[error.line - 1] if 0 < error.line <= len(lines) and error.file != "bindings" else ""
@@ -264,8 +271,9 @@ def _sure(error: Diagnostic, source: str, names: Names) -> bool:
     return _sure_name(error.text, line, source, names)
 
 
-_COMMON_MACROS = frozenset(
-    {"NULL", "EOF", "assert", "INFINITY", "NAN", "bool", "true", "false", "stdin", "stdout"}
+_COMMON_MACROS = re.compile(  # of the C library: the same at every rung
+    r"M_\w+|\w+_(MAX|MIN|EPSILON|DIG)|INFINITY|NAN|NULL|EOF|HUGE_VALF?|assert|offsetof|alloca|errno"
+    r"|is(nan|inf|finite|normal|less|greater)\w*|signbit|fpclassify|std(in|out|err)|va_\w+"
 )
 _UNDECLARED = [
     r"'(?P<n>\w+)' was not declared in this scope.*",
@@ -309,8 +317,8 @@ _KEYWORDS = "return else const constexpr static case in goto throw typename __re
 
 
 def _plain_arguments(line: str, name: str, source: str, names: Names) -> bool:
-    """Are the arguments of the call of `name` in `line` numbers, or variables that `source` declares
-    with plain C types and no other? Then argument-dependent lookup finds nothing."""
+    """Are the arguments of the call of `name` numbers, or variables that `source` declares with
+    plain C types and no other? Then argument-dependent lookup finds nothing."""
     call = re.search(rf"\b{name}\s*\(([^;]*)", line)
     if not call:
         return False

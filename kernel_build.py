@@ -686,15 +686,15 @@ _MATH = re.compile(
     r"|floor|l?l?round|trunc|l?l?rint|nearbyint|fmod|remainder|fabs|abs|fmax|fmin|fma|fdim|isnan|isinf|isfinite|signbit"
     r"|copysign|ldexp|frexp|modf|scalbn|nextafter|M_\w+|INFINITY|NAN|HUGE_VALF?)[fl]?\b"
 )
-_EVERYTHING = sorted(set(_HEADER.values()) | {"cmath", "climits", "cfloat"})
+_EVERYTHING = sorted(set(_HEADER.values()) | {"math.h", "climits", "cfloat"})
 
 
 def std_headers(source: str) -> list[str]:
     """Standard headers that the stock headers bring along and `source` counts on, by the names it
     mentions.
 
-    Overloads depend on headers (`abs(float)` without <cmath> is the integer one), so mathematics is
-    included when in doubt. A name of std:: that we do not know brings in everything.
+    Overloads depend on headers (`exp(float)` without <math.h> is the one for double), so mathematics
+    is included when in doubt. A name of std:: that we do not know brings in everything.
     """
     wanted = set(re.findall(r"^[ \t]*#[ \t]*include[ \t]*<(\w+)>", source, re.M)) & set(_EVERYTHING)
     words = set(re.findall(r"\bstd\s*::\s*(\w+)", source))
@@ -706,7 +706,7 @@ def std_headers(source: str) -> list[str]:
         elif not _MATH.fullmatch(word):
             return _EVERYTHING
     if _MATH.search(source):
-        wanted.add("cmath")
+        wanted.add("math.h")  # <cmath>, and its overloads in the global namespace too
     if "optional" in source or "device_of" in source:
         wanted.add("optional")
     if re.search(r"\b(?:INT|UINT|LONG|SHRT|CHAR)_(?:MAX|MIN)\b", source):
@@ -1242,6 +1242,7 @@ def _load_names(path: Path, tools: Toolchain) -> Names | None:
         return None
     headers: set[str] = set()
     cuda_words: set[str] = set()
+    cuda_macros: set[str] = set()
     for include in map(Path, tools.torch_includes):
         for folder, _, files in os.walk(include):
             relative = os.path.relpath(folder, include)
@@ -1252,10 +1253,11 @@ def _load_names(path: Path, tools: Toolchain) -> Names | None:
         with contextlib.suppress(OSError):
             text = (tools.torch_dir / "include" / header).read_text(errors="replace")
             cuda_words |= set(re.findall(r"[A-Za-z_]\w*", text))
+            cuda_macros |= set(re.findall(r"^\s*#\s*define\s+(\w+)", text, re.M))
     return Names(
         frozenset(found["anywhere"]) | cuda_words,
         frozenset(found["outermost"]),
-        frozenset(found["macros"]) | {w for w in cuda_words if w.isupper()},
+        frozenset(found["macros"]) | cuda_macros,
         _facade_macros(),
         frozenset(headers),
     )
