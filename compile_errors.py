@@ -259,6 +259,9 @@ def _sure(error: Diagnostic, source: str, names: Names) -> bool:
     )
     if "redefinition of 'void kv_module_" in error.text:
         return True  # two PYBIND11_MODULE for one module
+    unbound = re.fullmatch(r"functions asks for '(\w+)', which .*", error.text)
+    if unbound:
+        return unbound[1] not in names.outermost and not _OPENED.search(source)
     if any(re.fullmatch(p, error.text) for p in _SYNTAX):
         return not unknown_macros
     if any(re.fullmatch(p, error.text) for p in _SURE):
@@ -275,6 +278,7 @@ _COMMON_MACROS = re.compile(  # of the C library: the same at every rung
     r"M_\w+|\w+_(MAX|MIN|EPSILON|DIG)|INFINITY|NAN|NULL|EOF|HUGE_VALF?|assert|offsetof|alloca|errno"
     r"|is(nan|inf|finite|normal|less|greater)\w*|signbit|fpclassify|std(in|out|err)|va_\w+"
 )
+_OPENED = re.compile(r"\busing\s+(namespace\s+)?(std|at|torch|c10|pybind11|caffe2)\b")
 _UNDECLARED = [
     r"'(?P<n>\w+)' was not declared in this scope.*",
     r"'(?P<n>\w+)' does not name a type.*",
@@ -307,8 +311,7 @@ def _sure_name(text: str, line: str, source: str, names: Names) -> bool:
         if called and not _plain_arguments(line, name, source, names):
             return False  # the types of its arguments may bring in a namespace of torch
         qualified = re.search(rf"::\s*{name}\b", line)
-        opened = re.search(r"\busing\s+(namespace\s+)?(std|at|torch|c10|pybind11|caffe2)\b", source)
-        return name not in names.outermost and not (qualified or opened)
+        return name not in names.outermost and not (qualified or _OPENED.search(source))
     return False
 
 

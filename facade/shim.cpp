@@ -3,7 +3,7 @@
 // It is a Python extension with one function, `load(path, name)`: open a candidate's object, hand it the
 // function table of kv/abi.h, collect the functions it binds, and return them as {name: callable}. A call
 // turns Python arguments into `KvValue`s, tries the overloads of that name in order, and turns the result
-// back. Any C++ exception inside becomes RuntimeError with its text, as torch's own bindings do.
+// back. Any C++ exception inside becomes a Python one with its text, as torch's own bindings do.
 // Only lean headers: no torch/extension.h. The current CUDA stream is asked from torch's Python side, so
 // this file is the same on every machine.
 #include <dlfcn.h>
@@ -40,12 +40,28 @@ c10::TensorImpl* impl(void* p) { return static_cast<c10::TensorImpl*>(p); }
 at::Tensor borrow(void* p) { return at::Tensor(Pointer::reclaim_copy(impl(p))); }
 void* own(at::Tensor t) { return t.defined() ? t.unsafeReleaseTensorImpl() : nullptr; }
 
+int32_t kind(const c10::Error& e) {
+  if (dynamic_cast<const c10::IndexError*>(&e)) return KV_INDEX_ERROR;
+  if (dynamic_cast<const c10::ValueError*>(&e)) return KV_VALUE_ERROR;
+  if (dynamic_cast<const c10::TypeError*>(&e)) return KV_TYPE_ERROR;
+  if (dynamic_cast<const c10::NotImplementedError*>(&e)) return KV_NOT_IMPLEMENTED_ERROR;
+  return KV_RUNTIME_ERROR;
+}
+PyObject* python_type(int32_t kind) {
+  switch (kind) {
+    case KV_INDEX_ERROR: return PyExc_IndexError;
+    case KV_VALUE_ERROR: return PyExc_ValueError;
+    case KV_TYPE_ERROR: return PyExc_TypeError;
+    case KV_NOT_IMPLEMENTED_ERROR: return PyExc_NotImplementedError;
+    default: return PyExc_RuntimeError;
+  }
+}
 // c10::Error carries a backtrace in what(); candidates and users get the message alone.
 template <class F> auto plain(F f) -> decltype(f()) {
   try {
     return f();
   } catch (const c10::Error& e) {
-    throw std::runtime_error(e.what_without_backtrace());
+    throw kv::Error(kind(e), strdup(e.what_without_backtrace()));
   }
 }
 
@@ -376,8 +392,10 @@ PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
       if (o.call(o.context, values.data(), static_cast<int64_t>(values.size()), &out)) return give(&out);
     }
     return mismatch(*f);
+  } catch (const kv::Error& e) {
+    PyErr_SetString(python_type(e.kind()), e.what());
   } catch (const c10::Error& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
+    PyErr_SetString(python_type(kind(e)), e.what_without_backtrace());
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
   } catch (...) {

@@ -4,8 +4,11 @@
 // the shim (facade/shim.cpp, built once against the real headers) hands over when it loads the object.
 // A tensor is an opaque pointer that owns one reference; null means "undefined tensor".
 #pragma once
+#include <exception>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 extern "C" {
 
@@ -88,3 +91,26 @@ struct KvApi {
   void (*def)(void* module, const KvDef*);
 };
 }
+
+enum KvError : int32_t {
+  KV_RUNTIME_ERROR, KV_INDEX_ERROR, KV_VALUE_ERROR, KV_TYPE_ERROR, KV_NOT_IMPLEMENTED_ERROR
+};
+
+namespace kv {
+// What crosses from one side to the other when a check fails; `kind` picks the Python exception. Not a
+// class c10::Error, because catch clauses match by name and the shim also knows the real one.
+class __attribute__((visibility("hidden"))) Error : public std::exception {
+  int32_t kind_;
+  char* text_;
+
+ public:
+  Error(int32_t kind, char* text) : kind_(kind), text_(text) {}
+  Error(const Error& o) : std::exception(o), kind_(o.kind_), text_(strdup(o.text_)) {}
+  Error& operator=(const Error&) = delete;
+  ~Error() override { free(text_); }
+  int32_t kind() const noexcept { return kind_; }
+  const char* what() const noexcept override { return text_; }
+  const char* msg() const noexcept { return text_; }
+  const char* what_without_backtrace() const noexcept { return text_; }
+};
+}  // namespace kv

@@ -360,32 +360,20 @@ struct Text {
 };
 }  // namespace kv
 
-namespace kv {
-// Not a class c10::Error: catch clauses match by name, and the shim knows the real one.
-class Error : public std::exception {
-  char* text_;
-
- public:
-  explicit Error(char* text) : text_(text) {}
-  Error(const Error& o) : std::exception(o), text_(strdup(o.text_)) {}
-  ~Error() override { free(text_); }
-  const char* what() const noexcept override { return text_; }
-  const char* msg() const noexcept { return text_; }
-  const char* what_without_backtrace() const noexcept { return text_; }
-};
-}  // namespace kv
-
 namespace c10 {
 using ::kv::Error;
 namespace detail {
-template <class... A> [[noreturn]] inline void fail(const A&... parts) {
+template <class... A> [[noreturn]] inline void fail_as(int32_t kind, const A&... parts) {
   ::kv::Text t;
   t.put("", 0);
   (t.add(parts), ...);
-  throw Error(t.s);
+  throw Error(kind, t.s);
 }
-template <class... A> [[noreturn]] inline void check_failed(const char*, const A&... parts) { fail(parts...); }
-[[noreturn]] inline void check_failed(const char* condition) { fail(condition); }
+template <class... A> [[noreturn]] inline void fail(const A&... parts) { fail_as(KV_RUNTIME_ERROR, parts...); }
+template <class... A> [[noreturn]] inline void check_failed(int32_t kind, const char*, const A&... parts) {
+  fail_as(kind, parts...);
+}
+[[noreturn]] inline void check_failed(int32_t kind, const char* condition) { fail_as(kind, condition); }
 template <class... A> inline void warn(const A&... parts) {
   ::kv::Text t;
   t.put("", 0);
@@ -401,15 +389,16 @@ template <class T> inline const T& ArrayRef<T>::at(size_t i) const {
 }  // namespace c10
 
 #define KV_IMPROVE "(Could this error message be improved?  If so, please report an enhancement request to PyTorch.)"
-#define TORCH_CHECK(cond, ...)                                                                  \
-  if (C10_UNLIKELY(!(cond))) {                                                                  \
-    ::c10::detail::check_failed("Expected " #cond " to be true, but got false.  " KV_IMPROVE, \
-                                ##__VA_ARGS__);                                                 \
+#define KV_CHECK(kind, cond, ...)                                                                     \
+  if (C10_UNLIKELY(!(cond))) {                                                                        \
+    ::c10::detail::check_failed(kind, "Expected " #cond " to be true, but got false.  " KV_IMPROVE, \
+                                ##__VA_ARGS__);                                                       \
   }
-#define TORCH_CHECK_VALUE TORCH_CHECK
-#define TORCH_CHECK_TYPE TORCH_CHECK
-#define TORCH_CHECK_INDEX TORCH_CHECK
-#define TORCH_CHECK_NOT_IMPLEMENTED TORCH_CHECK
+#define TORCH_CHECK(cond, ...) KV_CHECK(KV_RUNTIME_ERROR, cond, ##__VA_ARGS__)
+#define TORCH_CHECK_VALUE(cond, ...) KV_CHECK(KV_VALUE_ERROR, cond, ##__VA_ARGS__)
+#define TORCH_CHECK_TYPE(cond, ...) KV_CHECK(KV_TYPE_ERROR, cond, ##__VA_ARGS__)
+#define TORCH_CHECK_INDEX(cond, ...) KV_CHECK(KV_INDEX_ERROR, cond, ##__VA_ARGS__)
+#define TORCH_CHECK_NOT_IMPLEMENTED(cond, ...) KV_CHECK(KV_NOT_IMPLEMENTED_ERROR, cond, ##__VA_ARGS__)
 #define AT_ASSERTM TORCH_CHECK
 #define AT_ERROR(...) do { ::c10::detail::fail(__VA_ARGS__); } while (false)
 #define TORCH_WARN(...) ::c10::detail::warn(__VA_ARGS__)
@@ -573,7 +562,7 @@ class Tensor {
   static int64_t wrap(int64_t d, int64_t n) {
     int64_t range = n > 0 ? n : 1;
     if (d < -range || d >= range)
-      c10::detail::fail("Dimension out of range (expected to be in range of [", -range, ", ", range - 1,
+      c10::detail::fail_as(KV_INDEX_ERROR, "Dimension out of range (expected to be in range of [", -range, ", ", range - 1,
                         "], but got ", d, ")");
     return d < 0 ? d + range : d;
   }
@@ -598,12 +587,12 @@ class Tensor {
   IntArrayRef strides() const { KvMeta m = meta(); return IntArrayRef(m.strides, (size_t)m.dim); }
   int64_t size(int64_t d) const {
     KvMeta m = meta();
-    if (m.dim == 0) c10::detail::fail("Dimension specified as ", d, " but tensor has no dimensions");
+    if (m.dim == 0) c10::detail::fail_as(KV_INDEX_ERROR, "Dimension specified as ", d, " but tensor has no dimensions");
     return m.sizes[wrap(d, m.dim)];
   }
   int64_t stride(int64_t d) const {
     KvMeta m = meta();
-    if (m.dim == 0) c10::detail::fail("Dimension specified as ", d, " but tensor has no dimensions");
+    if (m.dim == 0) c10::detail::fail_as(KV_INDEX_ERROR, "Dimension specified as ", d, " but tensor has no dimensions");
     return m.strides[wrap(d, m.dim)];
   }
   int64_t storage_offset() const { return meta().offset; }
@@ -810,7 +799,8 @@ inline c10::ScalarType scalar_type(const at::DeprecatedTypeProperties& t) { retu
     switch (_st) {                                                                                \
       __VA_ARGS__                                                                                 \
       default:                                                                                    \
-        ::c10::detail::fail('"', at_dispatch_name, "\" not implemented for '", _st, "'");         \
+        ::c10::detail::fail_as(KV_NOT_IMPLEMENTED_ERROR, '"', at_dispatch_name,                   \
+                               "\" not implemented for '", _st, "'");                             \
     }                                                                                             \
   }()
 #define AT_DISPATCH_CASE(enum_type, ...)                                                \
