@@ -120,7 +120,7 @@ class Core:
     lines: tuple[str, ...]  # lines of forward
     layout: Layout
     returns: str = "x"  # what forward returns
-    barred_pre: frozenset[str] = frozenset()  # do nothing right before the core
+    barred_pre: frozenset[str] = frozenset()  # idle (or too wild) right before the core
     only_pre: frozenset[str] | None = None  # if set, nothing else may come before the core
     only_post: frozenset[str] | None = None  # if set, nothing else may come after the core
 
@@ -225,7 +225,7 @@ CORES: dict[str, Core] = {
         "softmax over the rows",
         ("x = torch.softmax(x, dim=1)",),
         _ONE,
-        barred_pre=frozenset({"affine"}),
+        barred_pre=frozenset({"affine", "exp", "square"}),
         only_post=frozenset({"scale", "sqrt"}),
     ),
     "log_softmax": Core(
@@ -283,7 +283,7 @@ CORES: dict[str, Core] = {
         ("y = torch.amax(x, dim=1)", "x = torch.softmax(x, dim=1)"),
         _ONE,
         returns="x, y",
-        only_pre=frozenset({"abs", "square", "leaky_relu", "silu", "gelu", "scale"}),
+        only_pre=frozenset({"abs", "leaky_relu", "silu", "gelu", "scale"}),
         only_post=frozenset({"scale", "sqrt"}),
     ),
     "center_mean": Core(
@@ -546,7 +546,7 @@ def problem(spec: Spec) -> str:
     if core.only_post is not None and not set(spec.post) <= core.only_post:
         return f"an operation after {spec.core} saturates"
     if spec.pre and spec.pre[-1] in core.barred_pre:
-        return f"{spec.pre[-1]} before {spec.core} does nothing"
+        return f"{spec.pre[-1]} before {spec.core} does nothing or too much"
     trouble, rows = _chain_problem(spec.pre, _sample_rows(core.layout != _RANDOM_WALK), "")
     if trouble:
         return trouble
