@@ -1,5 +1,5 @@
-"""train.py and its parts: equations against numbers worked out by hand, invariance of the loss under
-memory settings, exact resume, errors. Everything runs on CPU in fp32."""
+"""train.py and its parts: equations against numbers worked out by hand, invariance of the loss
+under memory settings, exact resume, errors. Everything runs on CPU in fp32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 import run_folder
 import train
 import train_config
-from kernel_sandbox import KernelResult, Status, UserError
+from kernel_sandbox import KernelResult, Status
 from packing import Sample, TokenLogprobs, collate, logprobs_of, pack, share
 from rollout import Episode, Task, Turn
 from train_config import Config, load_config
@@ -243,7 +242,7 @@ def test_not_okay_needs_the_exact_opening(response: str, okay: bool) -> None:
 
 
 def test_task_order_is_a_pure_function_that_visits_all_without_repeats() -> None:
-    """180 tasks, 8 a step: 22 whole steps an epoch, no task twice in it, another order next time."""
+    """180 tasks, 8 a step: 22 whole steps an epoch, no task twice in it, then another order."""
     epoch = [train.tasks_of_step(180, 8, 0, step) for step in range(1, 23)]
     flat = [task for step in epoch for task in step]
     assert len(flat) == len(set(flat)) == 176
@@ -570,3 +569,541 @@ def test_learning_follows_the_sign_of_the_advantage(sign: int) -> None:
         assert even() > start + 0.15
     else:
         assert even() < start - 0.15
+
+
+# ------------------------------------------------------------------------------------------------
+# Processes
+# ------------------------------------------------------------------------------------------------
+
+
+def gradients_on_one_of_many(out: Path) -> None:
+    """What each process of the next test runs: the same batch, shared out; the first one saves."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    accelerator = Accelerator(
+        cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
+    )
+    assert accelerator.num_processes == 2
+    samples = random_samples()
+    old = old_logprobs(samples)
+    config = loss_config(max_tokens_per_microbatch=40)  # rows that 2 does not divide
+    policy = accelerator.prepare(TokenLogprobs(tiny_model(), 0.9, 7))
+    found, entropy = logprobs_of(policy, samples, 40, accelerator)
+    loss, ratio, clipped = train.backward(policy, samples, old, config, accelerator)
+    model = accelerator.unwrap_model(policy).model
+    if accelerator.is_main_process:
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        scalars = torch.tensor([loss, ratio, clipped, entropy], dtype=torch.float64)
+        torch.save({"grads": grads, "scalars": scalars, "logprobs": torch.cat(found)}, out)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
+    """torchrun with two gloo processes: loss, gradients, log-probs of one process within 1e-6."""
+    out = tmp_path / "out.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    subprocess.run([*command, "2", __file__, str(out)], check=True, timeout=240, cwd=HERE)
+    found = torch.load(out)
+    samples = random_samples()
+    old = old_logprobs(samples)
+    rows = pack([sample.length for sample in samples], 40)
+    assert len(rows) % 2 == 1, "one process has a row that does not count"
+    policy, accelerator = TokenLogprobs(tiny_model(), 0.9, 7), one_process()
+    logprobs, entropy = logprobs_of(policy, samples, 40, accelerator)
+    config = loss_config(max_tokens_per_microbatch=1000)
+    loss, ratio, clipped = train.backward(policy, samples, old, config, accelerator)
+    expected = torch.tensor([loss, ratio, clipped, entropy], dtype=torch.float64)
+    torch.testing.assert_close(found["scalars"], expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found["logprobs"], torch.cat(logprobs), atol=1e-6, rtol=0)
+    one = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+    same = {"loss": torch.tensor(0.0)}
+    assert_same_gradients({**found["grads"], **same}, {**one, **same})
+
+
+# ------------------------------------------------------------------------------------------------
+# From verdicts to samples and metrics
+# ------------------------------------------------------------------------------------------------
+
+
+def episode(task: str, trajectory: int, statuses: list[Status], speedup: float = 1.0) -> Episode:
+    """An episode with given verdicts."""
+    turns = []
+    for number, status in enumerate(statuses):
+        good = status == Status.CORRECT
+        result = KernelResult(status=status, reason="r", speedup=speedup if good else 0.0)
+        response = "Okay, x" if number == 0 else "x"
+        ids, logprobs = (5, 6), (-1.0, -2.0)
+        turns.append(
+            Turn("p", response, "x", None, "s", result, "f", (3, 4), ids, logprobs, number == 1)
+        )
+    return Episode(Task(task, 0, "", "cpp"), tuple(turns), trajectory)
+
+
+def test_harness_errors_are_dropped_and_counted_never_scored() -> None:
+    """Trajectory 1 fails in our harness at turn 2: its turns 1 and 2 have no return and no sample,
+    its turn 3 has both; means leave the failed turn out."""
+    correct, wrong, ours = Status.CORRECT, Status.INCORRECT, Status.HARNESS_ERROR
+    episodes = [episode("a", 0, [wrong, correct, wrong]), episode("a", 1, [correct, ours, correct])]
+    config = loss_config(trajectories=2, turns=3)
+    scores = train.score_grid(episodes, config)
+    expected = torch.tensor([[[0.0, 1.3, 0.0], [1.3, NAN, 1.3]]], dtype=torch.float64)
+    torch.testing.assert_close(scores, expected, equal_nan=True)
+    advantage = train.advantages(train.discounted_returns(scores, 0.4))
+    samples = train.samples_of(episodes, advantage)
+    assert len(samples) == 4
+    metrics = run_folder.rollout_metrics(episodes, scores)
+    assert metrics["harness_errors"] == 1
+    assert metrics["score"] == pytest.approx(3 * 1.3 / 5)
+    assert metrics["correct"] == pytest.approx(3 / 5)
+    assert metrics["score_best"] == pytest.approx(1.3)
+    assert metrics["score_by_turn"] == pytest.approx([0.65, 1.3, 0.65])
+    records = run_folder.rollout_records(1, episodes, scores, scores, advantage)
+    assert [record["score"] for record in records] == [0.0, 1.3, 0.0, 1.3, None, 1.3]
+    json.dumps(records, allow_nan=False)
+
+
+def test_too_many_harness_errors_stop_the_run() -> None:
+    bad = [episode("a", 0, [Status.HARNESS_ERROR, Status.CORRECT])]
+    train.stop_on_harness_errors(bad, loss_config(max_harness_error_rate=0.5))
+    with pytest.raises(train.RunStopped, match="failed on 1 of 2 samples"):
+        train.stop_on_harness_errors(bad, loss_config(max_harness_error_rate=0.4))
+
+
+def test_engine_gap_is_a_mean_over_tokens() -> None:
+    """|0.1| + |0.3| + |0.2| over 3 tokens = 0.2."""
+    ours = [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]
+    theirs = [torch.tensor([-1.1, -1.7]), torch.tensor([-3.2])]
+    assert train.engine_gap(ours, theirs) == pytest.approx(0.2)
+    assert train.engine_gap([], []) == 0.0
+
+
+# ------------------------------------------------------------------------------------------------
+# Settings and errors
+# ------------------------------------------------------------------------------------------------
+
+BAD_SETTINGS = [
+    ("learning_rat = 1e-3\n", "unknown field learning_rat; did you mean learning_rate?"),
+    ('steps = "ten"\n', "steps must be a whole number, not 'ten'"),
+    ("steps = 1.5\n", "steps must be a whole number, not 1.5"),
+    ("steps = true\n", "steps must be a whole number, not True"),
+    ("gradient_checkpointing = 1\n", "gradient_checkpointing must be true or false, not 1"),
+    ("model = 3\n", "model must be text, not 3"),
+    ('target = "rocm"\n', 'target must be "cuda" or "cpp", not \'rocm\''),
+    ("gamma = 1.5\n", "gamma must be between 0 and 1, not 1.5"),
+    ("learning_rate = nan\n", "learning_rate must be between 0 and 10, not nan"),
+    ("trajectories = 0\n", "trajectories must be at least 1, not 0"),
+    ("[train]\nsteps = 3\n", "unknown field train; did you mean"),
+    ("steps = \n", "is not valid TOML"),
+    ('max_new_tokens_schedule = "soon"\n', 'must be "STEP:LIMIT,..."'),
+    ("advantage_sign = 0\n", "advantage_sign must be 1 or -1"),
+    ('advantage = "trloo"\ntrajectories = 1\n', "needs trajectories >= 2"),
+]
+
+
+def one_line_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """Runs train.main: exit status 2 and exactly one line on stderr, which is returned."""
+    assert train.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_SETTINGS)
+def test_bad_settings_are_one_line_and_exit_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    run = tmp_path / "run"
+    assert message in one_line_error(capsys, ["--config", str(path), "--run-dir", str(run)])
+    assert not run.exists(), "nothing is written for settings that cannot run"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "nosuch.toml"], "no config file nosuch.toml"),
+        ([], "Give --config FILE"),
+        (["--config", "configs/smoke.toml", "--stepz", "3"], "unknown field stepz; did you mean s"),
+        (["--config", "configs/smoke.toml", "--steps", "many"], "steps must be a whole number"),
+        (["--config", "configs/smoke.toml", "--steps"], "expected one argument"),
+        (["--config", "configs/smoke.toml", "word"], "unexpected argument 'word'"),
+        (["--config", "configs/smoke.toml", "--trackers", "x"], "unknown tracker x"),
+        (["--resume", "no/such/run"], "no/such/run is not a run folder"),
+        (["--resume", "a", "--config", "b"], "drop --config"),
+    ],
+)
+def test_bad_command_lines_are_one_line_and_exit_status_2(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(HERE)
+    assert message in one_line_error(capsys, words)
+
+
+def test_a_failing_command_has_no_traceback(tmp_path: Path) -> None:
+    """The real command, as typed."""
+    command = [sys.executable, str(HERE / "train.py"), "--config", "nosuch.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: no config file nosuch.toml: give one of configs/*.toml\n"
+
+
+def test_words_override_the_file_for_every_field(tmp_path: Path) -> None:
+    """Both spellings, every field, through the command line's own parser."""
+    path = tmp_path / "x.toml"
+    path.write_text("steps = 3\ngamma = 1\n")
+    assert load_config(path) == Config(steps=3, gamma=1.0)
+    words = ["--config", str(path)]
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(Config):
+        value = field.default
+        if isinstance(value, bool):
+            value = not value
+        if field.name == "learning_rate":
+            value = 1e-3
+        changed[field.name] = value
+        spelling = field.name if len(field.name) % 2 else field.name.replace("_", "-")
+        words += [f"--{spelling}", str(value).lower() if isinstance(value, bool) else str(value)]
+    known, values = train_config.parse_arguments(words, "")
+    assert load_config(known.config, values) == Config(**changed)
+
+
+def test_every_numeric_field_has_a_range() -> None:
+    numeric = {f for f, kind in train_config.FIELD_TYPES.items() if kind in (int, float)}
+    assert numeric - train_config.ALLOWED_RANGE.keys() == {"seed", "advantage_sign"}
+    assert train_config.ALLOWED_RANGE.keys() <= numeric
+
+
+def test_all_configs_load_and_the_papers_is_the_default() -> None:
+    found = {path.stem: load_config(path) for path in sorted((HERE / "configs").glob("*.toml"))}
+    assert {"smoke", "mini", "kevin32b", "single_turn"} <= found.keys()
+    records = {"tasks", "max_new_tokens_schedule", "eval_trajectories"}
+    paper = dataclasses.asdict(found["kevin32b"])
+    default = dataclasses.asdict(Config())
+    assert {name for name in paper if paper[name] != default[name]} == records
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = ["--config", str(HERE / "configs/smoke.toml"), "--run-dir", str(tmp_path)]
+    assert "already holds a run" in one_line_error(capsys, words)
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_assumption_and_deviation_ids_are_those_of_the_readme() -> None:
+    """Ids marked in the code and ids in the README's table are the same set."""
+    pattern = re.compile(r"# (?:ASSUMPTION|DEVIATION) ([AD]\d+):")
+    code = {i for path in HERE.glob("*.py") for i in pattern.findall(path.read_text())}
+    assert {"A10", "A11", "D05"} <= code
+    readme = HERE / "README.md"
+    listed = (
+        set(re.findall(r"^\| *([AD]\d\d) *\|", readme.read_text(), re.M))
+        if readme.exists()
+        else set()
+    )
+    if not listed:
+        pytest.skip("README.md has no table of assumptions and deviations yet")
+    assert code == listed
+
+
+# ------------------------------------------------------------------------------------------------
+# Run folder
+# ------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, step: int, keep: int = 2, size: int = 10) -> Path:
+    def model(into: Path) -> None:
+        torch.save(torch.zeros(size), into / "model.pt")
+
+    state = {"step": step, "updates": 2 * step}
+    return run_folder.save_checkpoint(folder, step, state, {"lr": torch.ones(2)}, model, keep)
+
+
+def test_checkpoints_keep_the_last_k_and_latest_names_a_whole_one(tmp_path: Path) -> None:
+    assert run_folder.latest_checkpoint(tmp_path) is None
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    latest = run_folder.latest_checkpoint(tmp_path)
+    assert latest is not None and latest.name == "step_00003"
+    assert run_folder.read_state(latest) == {"step": 3, "updates": 6}
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_00002", "step_00003"]
+
+
+def test_save_again_after_a_kill_between_rename_and_latest(tmp_path: Path) -> None:
+    """step_2 is there already, `latest` still says step_1: the second life saves step_2 again."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "checkpoints" / "latest").write_text("step_00001\n")
+    (tmp_path / "checkpoints" / "step_00003.part").mkdir()
+    save(tmp_path, 2)
+    latest = run_folder.latest_checkpoint(tmp_path)
+    assert latest is not None and latest.name == "step_00002"
+    assert not (tmp_path / "checkpoints" / "step_00003.part").exists()
+
+
+def test_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+    """A real failing write in the middle of a save (file size limit): OSError, nothing lost."""
+    save(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(OSError):
+            save(tmp_path, 2, size=1_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    latest = run_folder.latest_checkpoint(tmp_path)
+    assert latest is not None and latest.name == "step_00001"
+    assert sorted(p.name for p in latest.parent.iterdir()) == ["latest", "step_00001"]
+
+
+def test_full_disk_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/dev/full is a disk without room: the log line cannot be written, the command says so."""
+    log = tmp_path / "metrics.jsonl"
+    log.symlink_to("/dev/full")
+
+    def launch(_: Any) -> int:
+        run_folder.append_lines(log, [{"step": 1}])
+        return 0
+
+    monkeypatch.setattr(train, "launch", launch)
+    assert os.strerror(errno.ENOSPC) in one_line_error(capsys, [])
+
+
+def test_logs_are_cut_back_to_a_step_and_lose_half_lines(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    run_folder.append_lines(log, [{"step": step, "x": 0.1} for step in (1, 2, 3)])
+    with open(log, "a") as file:
+        file.write('{"step": 2, "x')  # killed while writing
+    run_folder.cut_log(log, 2)
+    assert [row["step"] for row in run_folder.read_lines(log)] == [1, 2]
+    run_folder.cut_log(tmp_path / "none.jsonl", 2)
+
+
+# ------------------------------------------------------------------------------------------------
+# The whole command, with the real sandbox and the real engine
+# ------------------------------------------------------------------------------------------------
+
+ADD_TASK = """import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, a, b):
+        return a + b
+
+def get_inputs():
+    return [torch.randn(64, 33), torch.randn(64, 33)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture(scope="session")
+def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two tasks (a + b) and a tiny model that answers with the right kernel, one that
+    subtracts, or one that does not compile, each about as often. Returns the config file."""
+    import warmstart
+    from kernel_sandbox import load_task
+    from rollout import build_prompt
+
+    folder = tmp_path_factory.mktemp("writer")
+    (folder / "tasks").mkdir()
+    for name in ("plus", "sum"):
+        (folder / "tasks" / f"{name}.py").write_text(ADD_TASK)
+    right = (HERE / "prompts" / "example_cpp.py").read_text()
+    kernels = [right, right.replace("] + pb", "] - pb"), right.replace("return out;", "return;")]
+    assert len(set(kernels)) == 3
+    ways = [f"Okay, one.\n</think>\n```python\n{code}```\nAdded.\n" for code in kernels]
+    task = load_task(folder / "tasks" / "plus.py", "cpp")
+    prompt = build_prompt(task, [], len, 10**9)
+    settings = warmstart.Settings(hidden=64, layers=2, heads=2, inner=128, context=4096, merges=20)
+    tokenizer = warmstart.build_tokenizer([prompt, *ways] * 3, settings)
+    rows = []
+    for way in ways:
+        ids = encode_chat(tokenizer, prompt)
+        answer = [*tokenizer(way, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        rows.append((ids, answer))
+    model = warmstart.new_model(len(tokenizer), settings, tokenizer, 0)
+    memorise(model, rows)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    config = folder / "config.toml"
+    config.write_text(
+        f'''
+        target = "cpp"
+        tasks = "{folder / "tasks"}"
+        model = "{folder / "model"}"
+        precision = "fp32"
+        steps = 4
+        tasks_per_step = 2
+        trajectories = 3
+        turns = 2
+        max_new_tokens = 80
+        prompt_budget = 1500
+        learning_rate = 1e-3
+        max_tokens_per_microbatch = 2048
+        fixed_speedup = 1.0
+        reuse_verdicts = true
+        save_every = 2
+        '''
+    )
+    return config
+
+
+def encode_chat(tokenizer: Any, prompt: str) -> list[int]:
+    from rollout import encode_prompt
+
+    return encode_prompt(tokenizer, prompt)
+
+
+def memorise(model: Any, rows: list[tuple[list[int], list[int]]]) -> None:
+    """A minute's worth of supervised training in seconds: three answers, one prompt."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(60):
+        optimizer.zero_grad()
+        for ids, answer in rows:
+            every = torch.tensor([ids + answer])
+            labels = torch.tensor([[-100] * len(ids) + answer])
+            model(input_ids=every, labels=labels, use_cache=False).loss.backward()
+        optimizer.step()
+
+
+def train_command(*words: str | Path) -> list[str]:
+    return [sys.executable, str(HERE / "train.py"), *map(str, words)]
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, seconds left out."""
+    rows = run_folder.read_lines(run / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
+
+
+def trained_text(run: Path) -> list[tuple[Any, ...]]:
+    """What rollouts.jsonl says of every turn, times and cache left out."""
+    keys = ("step", "task", "trajectory", "turn", "prompt", "token_ids", "logprobs", "feedback")
+    keys += ("score", "return", "advantage")
+    return [
+        tuple(row[key] for key in keys) for row in run_folder.read_lines(run / "rollouts.jsonl")
+    ]
+
+
+@pytest.fixture(scope="session")
+def whole_run(kernel_writer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupts."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    words = train_command("--config", kernel_writer, "--run-dir", run)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert f"run folder: {run}" in done.stdout
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_leaves_what_the_readme_promises(whole_run: Path) -> None:
+    """Real verdicts of several kinds, exactly the documented keys, credit that adds up."""
+    rows = run_folder.read_lines(whole_run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row.keys() == run_folder.METRIC_KEYS.keys() for row in rows)
+    kinds = {kind for row in rows for kind in row["statuses"]}
+    assert {"CORRECT", "INCORRECT", "COMPILE_ERROR"} <= kinds
+    assert all(row["engine_gap"] < 1e-4 and row["skipped_updates"] == 0 for row in rows)
+    assert rows[-1]["updates"] == 8
+    records = run_folder.read_lines(whole_run / "rollouts.jsonl")
+    assert len(records) == 4 * 2 * 3 * 2
+    for first, second in zip(records[0::2], records[1::2], strict=True):
+        assert (first["turn"], second["turn"]) == (0, 1)
+        assert first["return"] == pytest.approx(first["score"] + 0.4 * second["score"])
+        assert second["return"] == second["score"]
+    resolved = json.loads((whole_run / "config.json").read_text())
+    assert resolved["config"]["gamma"] == 0.4 and "torch" in resolved["versions"]
+    latest = run_folder.latest_checkpoint(whole_run)
+    assert latest is not None and latest.name == "step_00004"
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
+    kernel_writer: Path, whole_run: Path, tmp_path: Path
+) -> None:
+    """SIGKILL somewhere after the first step; --resume; same metrics, rollouts and weights."""
+    run = tmp_path / "run"
+    words = train_command("--config", kernel_writer, "--run-dir", run)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = run / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (log.exists() and log.read_text()) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    delay = int.from_bytes(os.urandom(2)) / 65536 * 4.0
+    print(f"killed {delay:.2f} s after the first step")
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+    done = subprocess.run(
+        train_command("--resume", run), capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert without_times(run) == without_times(whole_run)
+    assert trained_text(run) == trained_text(whole_run)
+    final = ("checkpoints", "step_00004", "model.safetensors")
+    assert run.joinpath(*final).read_bytes() == whole_run.joinpath(*final).read_bytes()
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_resume(kernel_writer: Path, tmp_path: Path) -> None:
+    """SIGINT after the first step: status 130, the command to continue, logs that can be cut."""
+    run = tmp_path / "run"
+    words = train_command("--config", kernel_writer, "--run-dir", run, "--steps", "1000")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 1/"):
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"python train.py --resume {run}" in out
+    assert "Traceback" not in err
+    checkpoint = run_folder.latest_checkpoint(run)
+    saved = run_folder.read_state(checkpoint)["step"] if checkpoint else 0
+    assert f"{saved} of 1000 steps are saved" in out
+
+
+@pytest.mark.slow
+def test_flaws_of_tasks_are_one_line_and_exit_status_2(
+    kernel_writer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task file that does not parse; fewer tasks than a step takes; a model that is not there."""
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.py").write_text("class Model(:\n")
+    cases = [
+        (["--tasks", str(tmp_path / "bad")], "x.py"),
+        (["--tasks_per_step", "3"], "has only 2 training tasks"),
+        (["--model", str(tmp_path / "nothing")], "cannot load model"),
+    ]
+    for number, (words, message) in enumerate(cases):
+        run = str(tmp_path / f"run{number}")
+        base = ["--config", str(kernel_writer), "--run-dir", run]
+        assert train.main([*base, *words]) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert len(errors) == 1 and message in errors[0], errors
+
+
+if __name__ == "__main__":
+    gradients_on_one_of_many(Path(sys.argv[1]))

@@ -307,16 +307,18 @@ def samples_of(episodes: Sequence[Episode], advantages_PGK: Tensor) -> list[Samp
 
 class Stopwatch:
     """The engine, with the seconds spent in `generate` added up; the rest of a rollout is waiting
-    for the sandbox."""
+    for the sandbox, which times no kernel while the engine keeps the machine busy."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: rollout.TransformersPolicy, sandbox: Sandbox) -> None:
         self.engine = engine
+        self.sandbox = sandbox
         self.seconds = 0.0
 
-    def generate(self, *arguments: Any, **options: Any) -> Any:
+    def generate(self, *arguments: Any, **options: Any) -> list[rollout.Generation]:
         started = time.perf_counter()
         try:
-            return self.engine.generate(*arguments, **options)
+            with self.sandbox.busy():
+                return self.engine.generate(*arguments, **options)
         finally:
             self.seconds += time.perf_counter() - started
 
@@ -623,7 +625,9 @@ def make_accelerator(config: Config, folder: Path | None = None) -> Accelerator:
 def load_model(config: Config, source: str | Path) -> tuple[Any, Any]:
     """Language model with fp32 weights, and its tokenizer; UserError where there is none."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # of reading and writing weights; our own bars stay
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(
@@ -688,7 +692,7 @@ def start(config: Config, folder: Path, accelerator: Accelerator) -> int:
         model, tokenizer = load_model(config, source)
         wrapped = TokenLogprobs(model, config.temperature, config.logprob_chunk)
         policy, optimizer = accelerator.prepare(wrapped, make_optimizer(config, wrapped))
-        engine = Stopwatch(rollout.TransformersPolicy(model, tokenizer))
+        engine = Stopwatch(rollout.TransformersPolicy(model, tokenizer), sandbox)
         run = Run(
             config,
             folder,
