@@ -693,8 +693,8 @@ def std_headers(source: str) -> list[str]:
     """Standard headers that the stock headers bring along and `source` counts on, by the names it
     mentions.
 
-    Overloads depend on headers (`exp(float)` without <math.h> is the one for double), so mathematics
-    is included when in doubt. A name of std:: that we do not know brings in everything.
+    Overloads depend on headers (`exp(float)` without <math.h> is the one for double), so
+    mathematics is included when in doubt. A name of std:: that we do not know brings in everything.
     """
     wanted = set(re.findall(r"^[ \t]*#[ \t]*include[ \t]*<(\w+)>", source, re.M)) & set(_EVERYTHING)
     words = set(re.findall(r"\bstd\s*::\s*(\w+)", source))

@@ -67,7 +67,7 @@ def in_function(body: str) -> str:
     )
 
 
-# ---- what the facade builds computes what stock computes -----------------------------------------
+# ---- what the facade builds computes what stock computes ----------------------------------------
 
 KERNELS = r"""
 #include <torch/extension.h>
@@ -229,7 +229,7 @@ def test_undefined_function_is_an_import_error_without_paths(builder):
     assert str(builder.cache.root) not in str(error.value)
 
 
-# ---- errors ---------------------------------------------------------------------------------------
+# ---- errors -------------------------------------------------------------------------------------
 
 SURE = [
     ("p[0] = q[0];", "'q' was not declared"),
@@ -306,7 +306,7 @@ def test_nvcc_messages_are_read():
     assert text == 'kernel.cu:12: error: identifier "tid" is undefined\n   12 |     int i = tid;'
 
 
-# ---- flags ----------------------------------------------------------------------------------------
+# ---- flags --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_cuda_is_refused_for_the_cpp_target(builder):
     assert not result.ok and "cuda_sources" in result.error
 
 
-# ---- cache ----------------------------------------------------------------------------------------
+# ---- cache --------------------------------------------------------------------------------------
 
 
 def test_second_build_is_a_cache_hit_also_for_failures(builder):
@@ -474,7 +474,7 @@ def test_a_link_instead_of_an_object_is_not_taken_into_the_cache(tmp_path):
     assert store.get("aa") is None
 
 
-# ---- answers --------------------------------------------------------------------------------------
+# ---- answers ------------------------------------------------------------------------------------
 
 ANSWER = '''
 import torch
@@ -488,7 +488,8 @@ torch::Tensor add(torch::Tensor x) {{
     return y;
 }}
 """
-mod = build(name="adder", cpp_sources=[SRC], functions=["add"], extra_cflags=["-O" + "3"], verbose=True)
+mod = build(name="adder", cpp_sources=[SRC], functions=["add"], extra_cflags=["-O" + "3"],
+            verbose=True)
 class ModelNew(torch.nn.Module):
     def forward(self, x):
         return mod.add(x)
@@ -553,7 +554,7 @@ def test_a_request_from_a_hostile_process_is_checked():
             BuildRequest.from_dict({**good, field: value})
 
 
-# ---- CUDA -----------------------------------------------------------------------------------------
+# ---- CUDA ---------------------------------------------------------------------------------------
 
 CUDA = r"""
 #include <torch/extension.h>

@@ -148,7 +148,7 @@ void* kv_op(int32_t what, void* p, const int64_t* a, int64_t n) {
     const at::Tensor t = borrow(p);
     const at::IntArrayRef s(a, n);
     switch (what) {
-      case KV_CONTIGUOUS: return own(t.contiguous());
+      case KV_CONTIGUOUS: return own(t.contiguous(static_cast<c10::MemoryFormat>(a[0])));
       case KV_CLONE: return own(t.clone());
       case KV_DETACH: return own(t.detach());
       case KV_VIEW: return own(t.view(s));

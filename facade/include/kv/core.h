@@ -275,6 +275,9 @@ class Device {
 
  public:
   Device(DeviceType t, DeviceIndex i = -1) : type_(t), index_(i) {}
+  Device(const char* text) : type_(DeviceType::CPU), index_(-1) { parse(text); }
+  template <class S, class = decltype(std::declval<const S&>().c_str())> Device(const S& s) : Device(s.c_str()) {}
+  inline void parse(const char* text);
   DeviceType type() const { return type_; }
   DeviceIndex index() const { return index_; }
   bool has_index() const { return index_ != -1; }
@@ -382,6 +385,14 @@ template <class... A> inline void warn(const A&... parts) {
   free(t.s);
 }
 }  // namespace detail
+// "cpu", "cuda" or "cuda:N"; what else stock knows is refused by stock kernels anyway.
+inline void Device::parse(const char* text) {
+  if (strcmp(text, "cpu") == 0) return;
+  if (strncmp(text, "cuda", 4) != 0 || (text[4] && (text[4] != ':' || text[5] < '0' || text[5] > '9')))
+    detail::fail("Invalid device string: '", text, "'");
+  type_ = DeviceType::CUDA;
+  if (text[4]) index_ = (DeviceIndex)atoi(text + 5);
+}
 template <class T> inline const T& ArrayRef<T>::at(size_t i) const {
   if (i >= size_) detail::fail("ArrayRef: invalid index Index = ", i, "; Length = ", size_);
   return data_[i];
@@ -436,6 +447,7 @@ struct TensorOptions {
   TensorOptions(Device d) { raw.device_type = (int8_t)d.type(); raw.device_index = d.index(); }
   TensorOptions(DeviceType t) { raw.device_type = (int8_t)t; }
   TensorOptions(Layout) {}
+  TensorOptions(MemoryFormat f) { raw.memory_format = (int8_t)f; }
   TensorOptions dtype(ScalarType t) const { TensorOptions o(*this); o.raw.dtype = (int8_t)t; return o; }
   TensorOptions dtype(caffe2::TypeMeta t) const { return dtype(t.toScalarType()); }
   template <class T> TensorOptions dtype() const { return dtype(CppTypeToScalarType<T>::value); }
@@ -654,7 +666,7 @@ class Tensor {
     return GenericPackedTensorAccessor<T, N, P, I>(data_ptr<T>(), sizes().data(), strides().data());
   }
 
-  Tensor contiguous() const { return op(KV_CONTIGUOUS); }
+  Tensor contiguous(MemoryFormat f = MemoryFormat::Contiguous) const { return op(KV_CONTIGUOUS, {(int64_t)f}); }
   Tensor clone() const { return op(KV_CLONE); }
   Tensor detach() const { return op(KV_DETACH); }
   Tensor t() const { return op(KV_T); }
