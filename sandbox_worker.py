@@ -104,6 +104,8 @@ def _read(sock: socket.socket, length: int, fds: list[int] | None) -> bytes:
 def zygote(fd: int) -> None:
     """Forks on request until the parent's end of the socket closes."""
     sock = socket.socket(fileno=fd)
+    # Asking the driver whether there is a GPU would make CUDA unusable in every fork; NVML may ask.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
     import torch.utils.cpp_extension  # slow to import, and candidates may not read everything
 
