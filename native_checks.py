@@ -2,14 +2,14 @@
 
 A tree-sitter parse, walked once in source order with block scopes. What is followed: names
 (namespace aliases, using, typedef), which variables are torch tensors (declared as such, or `auto`
-from a tensor expression), which functions are defined, what each one calls, loops over and launches.
+from a tensor expression), which functions are defined, what each calls and launches.
 That is enough to tell `at::matmul(a, b)`, `q::matmul(a, b)` after `namespace q = at`, plain
 `matmul(a, b)` found by argument-dependent lookup, `a.matmul(b)` and `a + b` on tensors from
 `expf(v)`, `box.sum()` and `i + 1` on everything else. Comments and string literals are never looked
 at; macro bodies are parsed as if they stood in a function.
 
-PyTorch's C++ side is a white list: `PLUMBING` and `METHODS` name what only allocates, looks or moves,
-each group with its reason. All else in `at::`, `torch::`, `c10::` counts as PyTorch doing the work.
+PyTorch's C++ side is a white list: `PLUMBING` and `METHODS` name what only allocates or looks, each
+group with its reason. All else in `at::`, `torch::`, `c10::` counts as PyTorch doing the work.
 
 This is a filter with reasons, not the defence: what the process does is watched where it runs.
 """
@@ -41,26 +41,28 @@ class Finding:
 # What of at::, torch::, c10:: an own kernel needs. Full path, or last component with any prefix.
 PLUMBING: dict[str, frozenset[str]] = {
     "types, nothing happens": frozenset(
-        "Tensor TensorOptions TensorList ArrayRef IntArrayRef ScalarType Scalar Dtype Device DeviceType"
-        " DeviceIndex Layout MemoryFormat optional nullopt nullopt_t Half BFloat16 complex OptionalArrayRef"
-        " CppTypeToScalarType opmath_type acc_type acc_type_device OptionalTensorRef StringType"
-        " PackedTensorAccessor32 PackedTensorAccessor64 GenericPackedTensorAccessor TensorAccessor"
-        " RestrictPtrTraits DefaultPtrTraits SmallVector string_view Float Double Int Long Bool Byte"
-        " Char Short CPU CUDA Contiguous ChannelsLast Strided IValue MaybeOwned Stream Type".split()
+        "Tensor TensorOptions TensorList ArrayRef IntArrayRef ScalarType Scalar Dtype Device"
+        " DeviceType DeviceIndex Layout MemoryFormat optional nullopt nullopt_t Half BFloat16"
+        " complex OptionalArrayRef CppTypeToScalarType opmath_type acc_type acc_type_device"
+        " OptionalTensorRef StringType PackedTensorAccessor32 PackedTensorAccessor64"
+        " GenericPackedTensorAccessor TensorAccessor RestrictPtrTraits DefaultPtrTraits"
+        " SmallVector string_view Float Double Int Long Bool Byte Char Short CPU CUDA Contiguous"
+        " ChannelsLast Strided IValue MaybeOwned Stream Type".split()
     ),
     "allocation; contents constant": frozenset(
-        "empty empty_like empty_strided zeros zeros_like ones ones_like full full_like"
-        " new_empty from_blob tensor scalar_tensor".split()
+        "empty empty_like empty_strided zeros zeros_like ones ones_like full full_like new_empty"
+        " from_blob tensor scalar_tensor".split()
     ),
     "options and queries": frozenset(
-        "dtype device options layout requires_grad memory_format toString elementSize typeMetaToScalarType"
-        " is_available device_count current_device get_num_threads get_thread_num in_parallel_region"
-        " divup GetDefaultDtype can_cast promoteTypes isFloatingType isIntegralType".split()
+        "dtype device options layout requires_grad memory_format toString elementSize"
+        " typeMetaToScalarType is_available device_count current_device get_num_threads"
+        " get_thread_num in_parallel_region divup GetDefaultDtype can_cast promoteTypes"
+        " isFloatingType isIntegralType".split()
     ),
     "streams, devices, launch checks": frozenset(
         "getCurrentCUDAStream getDefaultCUDAStream getStreamFromPool getStreamFromExternal"
-        " setCurrentCUDAStream CUDAStream CUDAStreamGuard CUDAGuard OptionalCUDAGuard CUDAEvent DeviceGuard"
-        " OptionalDeviceGuard getCurrentDeviceProperties getDeviceProperties warp_size"
+        " setCurrentCUDAStream CUDAStream CUDAStreamGuard CUDAGuard OptionalCUDAGuard CUDAEvent"
+        " DeviceGuard OptionalDeviceGuard getCurrentDeviceProperties getDeviceProperties warp_size"
         " CUDAMultiStreamGuard ATenCeilDiv OptionalCUDAStreamGuard kCUDABlockReduceMaxThreads"
         " CUDAGraph getCurrentStream".split()
     ),
@@ -72,31 +74,31 @@ PLUMBING: dict[str, frozenset[str]] = {
     "indexing helpers, views": frozenset("Slice indexing None Ellipsis".split()),
 }
 PLUMBING_NAMES = frozenset().union(*PLUMBING.values())
-# Namespaces whose whole content is fine: SIMD registers and index arithmetic for own loops, literals.
+# Namespaces that are fine as a whole: SIMD registers and index arithmetic for own loops.
 PLUMBING_SPACES = ("at::vec", "c10::guts", "c10::literals", "c10::irange", "torch::headeronly")
 
 # Tensor methods that only look, allocate, view, copy or cast.
 METHODS: dict[str, frozenset[str]] = {
     "queries": frozenset(
-        "size sizes sym_size stride strides numel dim ndimension options device dtype scalar_type type"
-        " is_cuda is_cpu is_contiguous is_non_overlapping_and_dense defined get_device element_size"
-        " itemsize nbytes layout is_sparse is_floating_point is_complex is_same is_alias_of has_storage"
-        " storage_offset requires_grad use_count key_set is_quantized suggest_memory_format"
-        " is_floating_point is_signed item toString name".split()
+        "size sizes sym_size stride strides numel dim ndimension options device dtype scalar_type"
+        " type is_cuda is_cpu is_contiguous is_non_overlapping_and_dense defined get_device"
+        " element_size itemsize nbytes layout is_sparse is_floating_point is_complex is_same"
+        " is_alias_of has_storage storage_offset requires_grad use_count key_set is_quantized"
+        " suggest_memory_format is_floating_point is_signed item toString name".split()
     ),
     "raw memory": frozenset(
         "data_ptr mutable_data_ptr const_data_ptr accessor packed_accessor packed_accessor32"
         " packed_accessor64 data storage unsafeGetTensorImpl".split()
     ),
     "views": frozenset(
-        "view view_as reshape reshape_as flatten squeeze unsqueeze transpose t permute expand expand_as"
-        " slice narrow select unbind chunk split movedim swapaxes as_strided detach alias unflatten mT"
-        " diagonal".split()
+        "view view_as reshape reshape_as flatten squeeze unsqueeze transpose t permute expand"
+        " expand_as slice narrow select unbind chunk split movedim swapaxes as_strided detach"
+        " alias unflatten mT diagonal".split()
     ),
     "allocation, copies, casts": frozenset(
-        "contiguous clone copy_ zero_ fill_ resize_ resize_as_ to cpu cuda toType new_empty new_zeros"
-        " new_ones new_full new_empty_strided set_requires_grad requires_grad_ reset pin_memory"
-        " record_stream".split()
+        "contiguous clone copy_ zero_ fill_ resize_ resize_as_ to cpu cuda toType new_empty"
+        " new_zeros new_ones new_full new_empty_strided set_requires_grad requires_grad_ reset"
+        " pin_memory record_stream".split()
     ),
 }
 METHOD_NAMES = frozenset().union(*METHODS.values())
@@ -107,24 +109,26 @@ NOT_TENSOR_METHODS = METHODS["queries"] | METHODS["raw memory"] - {"data"}
 ATEN_CALLS = frozenset(
     "matmul mm bmm addmm addmv addbmm baddbmm einsum linear conv1d conv2d conv3d convolution"
     " conv_transpose1d conv_transpose2d conv_transpose3d softmax log_softmax layer_norm group_norm"
-    " batch_norm instance_norm rms_norm relu relu_ leaky_relu gelu silu sigmoid mish hardswish hardtanh"
-    " cumsum cumprod logsumexp max_pool2d avg_pool2d adaptive_avg_pool2d matrix_exp tensordot bilinear"
-    " scaled_dot_product_attention cross_entropy_loss mse_loss embedding native_layer_norm".split()
+    " batch_norm instance_norm rms_norm relu relu_ leaky_relu gelu silu sigmoid mish hardswish"
+    " hardtanh cumsum cumprod logsumexp max_pool2d avg_pool2d adaptive_avg_pool2d matrix_exp"
+    " tensordot bilinear scaled_dot_product_attention cross_entropy_loss mse_loss embedding"
+    " native_layer_norm".split()
 )
 
 SYSTEM = frozenset(
-    "system popen dlopen dlsym dlmopen fork vfork execl execle execlp execv execve execvp posix_spawn"
-    " ptrace socket connect bind listen accept sendto recvfrom process_vm_readv process_vm_writev kill"
-    " syscall prctl setenv putenv unsetenv fopen freopen open openat creat ifstream ofstream fstream"
-    " filesystem mprotect mmap shm_open memfd_create pthread_create daemon atexit on_exit raise"
-    " signal sigaction setjmp longjmp unlink rename clone3 _exit quick_exit abort _Exit".split()
+    "system popen dlopen dlsym dlmopen fork vfork execl execle execlp execv execve execvp"
+    " posix_spawn ptrace socket connect bind listen accept sendto recvfrom process_vm_readv"
+    " process_vm_writev kill syscall prctl setenv putenv unsetenv fopen freopen open openat creat"
+    " ifstream ofstream fstream filesystem mprotect mmap shm_open memfd_create pthread_create"
+    " daemon atexit on_exit raise signal sigaction setjmp longjmp unlink rename clone3 _exit"
+    " quick_exit abort _Exit".split()
 )
 PYTHON_CALLS = re.compile(
     r"Py(Run|Import|Object|Eval|Module|Dict|Sys|GILState|Frame|Thread|Interpreter|Callable)_\w+"
 )
 PYBIND_FINE = frozenset(
-    "arg module module_ gil_scoped_release gil_scoped_acquire return_value_policy none init class_"
-    " kw_only literals".split()
+    "arg module module_ gil_scoped_release gil_scoped_acquire return_value_policy none init"
+    " class_ kw_only literals".split()
 )
 LIBRARY = re.compile(
     r"(cublas|cudnn|cusparse|cufft|cusolver|cutensor|nvrtc|nvjitlink|mkl_|cblas_|LAPACKE_|dnnl)\w+$"
@@ -135,8 +139,8 @@ HOOKABLE = re.compile(
     r"|free$|write$|read$|send$|recv$"
 )
 STD_LOOPS = frozenset(
-    "transform for_each accumulate reduce transform_reduce inclusive_scan exclusive_scan partial_sum"
-    " inner_product generate parallel_for".split()
+    "transform for_each accumulate reduce transform_reduce inclusive_scan exclusive_scan"
+    " partial_sum inner_product generate parallel_for".split()
 )
 
 
@@ -155,7 +159,7 @@ class Function:
 
 @dataclass
 class Scope:
-    """Names declared in a block; the value says whether a name is a tensor ("tensor", "tensors", "")."""
+    """Names declared in a block, each "tensor", "tensors" (a container) or ""."""
 
     parent: Scope | None
     names: dict[str, str] = field(default_factory=dict)
@@ -205,12 +209,13 @@ class Native:
         self._open_calls: list[tuple[str, Node]] = []  # unqualified calls of ATen names
         self._lines: list[str] = []
         self._sources = [_splice(source) for source in sources]
+        self._sources = [expand(text) if "##" in text else text for text in self._sources]
         for source in self._sources:
             self._lines = source.splitlines()
             self._walk(_parser(target).parse(source.encode()).root_node)
         self._settle_open_calls()
 
-    # ------------------------------------------------------------------------------------ the walk
+    # ---------------------------------------------------------------------------------- the walk
 
     def _walk(self, root: Node) -> None:
         """Depth first, in source order; an explicit stack, so that no nesting can exhaust ours."""
@@ -259,8 +264,6 @@ class Native:
         """A macro: its body is walked as if it were the body of a function of that name."""
         name = _text(node.child_by_field_name("name"))
         body = _text(node.child_by_field_name("value")).replace("\\\n", "\n")
-        if "##" in body and _pasted(body):
-            self._flag("native_compute", "this macro pastes together the name of a call", node)
         macro = self.macros.setdefault(name, Function(name))
         tree = _parser(self.target).parse(f"void m() {{ {body} ;}}".encode())
         definition = tree.root_node.named_children[0] if tree.root_node.named_children else None
@@ -284,7 +287,7 @@ class Native:
 
     _on_preproc_function_def = _on_preproc_def
 
-    # ------------------------------------------------------------------------------------ names
+    # ------------------------------------------------------------------------------------- names
 
     def _on_namespace_alias_definition(
         self, node: Node, scope: Scope, function: Function | None
@@ -397,7 +400,7 @@ class Native:
             self._check_plain(name, node)
         return None
 
-    # ------------------------------------------------------------------------- declarations, scopes
+    # ---------------------------------------------------------------------- declarations, scopes
 
     def _on_function_definition(
         self, node: Node, scope: Scope, function: Function | None
@@ -493,7 +496,7 @@ class Native:
                 self.tensor_fields[_declared(declarator)] = kind
         return node.children, scope, function
 
-    # ----------------------------------------------------------------------------------- expressions
+    # ------------------------------------------------------------------------------- expressions
 
     def _kind(self, node: Node, scope: Scope, depth: int = 0) -> str:
         """ "tensor", "tensors" or "" for an expression."""
@@ -512,9 +515,14 @@ class Native:
             branch = node.child_by_field_name("consequence")
             return self._kind(branch, scope, depth + 1) if branch is not None else ""
         if node.type in (
-            "parenthesized_expression", "pointer_expression", "unary_expression", "binary_expression",
-            "assignment_expression", "initializer_list", "cast_expression",
-        ):  # fmt: skip
+            "parenthesized_expression",
+            "pointer_expression",
+            "unary_expression",
+            "binary_expression",
+            "assignment_expression",
+            "initializer_list",
+            "cast_expression",
+        ):
             kinds = {self._kind(child, scope, depth + 1) for child in node.named_children}
             return "tensor" if "tensor" in kinds else "tensors" if "tensors" in kinds else ""
         return ""
@@ -647,7 +655,7 @@ class Native:
             self._flag("native_asm", "inline assembly is allowed in device code only", node)
         return None
 
-    # ------------------------------------------------------------------------------------ own kernel
+    # -------------------------------------------------------------------------------- own kernel
 
     def reachable(self, names: Sequence[str]) -> list[Function]:
         """The functions and macros that can run when those named are called."""
@@ -704,9 +712,106 @@ def _is_plumbing(name: str) -> bool:
     return last in PLUMBING_NAMES or bool(re.fullmatch(r"k[A-Z]\w*", last))
 
 
-def _pasted(body: str) -> bool:
-    """Whether ## in a macro body builds a call in a PyTorch namespace."""
-    return bool(re.search(r"(\b(at|torch|c10)\s*::|\.)\s*\w*\s*##|##\s*\w*\s*::", body))
+_TOKEN = re.compile(
+    r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|##|[A-Za-z_]\w*'
+    r"|[0-9][\w.]*|\s+|.",
+    re.S,
+)
+
+
+def expand(source: str) -> str:
+    """The text with its own macros expanded, as far as the parser needs to see pasted names.
+
+    Lines keep their numbers. Conditional compilation is not followed: every #define counts, the
+    last one wins. At most 200 000 characters come out.
+    """
+    macros: dict[str, tuple[list[str] | None, list[str]]] = {}
+    kept = []
+    for line in source.replace("\\\n", "\x00").split("\n"):
+        match = re.match(r"\s*#\s*define\s+(\w+)(\(([^)]*)\))?(.*)", line, re.S)
+        if match:
+            parameters = match[3].split(",") if match[2] else None
+            names = [name.strip() for name in parameters] if parameters is not None else None
+            macros[match[1]] = (names, _tokens(match[4].replace("\x00", " ")))
+        kept.append("\n" * line.count("\x00") if match else line.replace("\x00", "\\\n"))
+    return "".join(_expand(_tokens("\n".join(kept)), macros, 0))[:200_000]
+
+
+def _tokens(text: str) -> list[str]:
+    return [match.group() for match in _TOKEN.finditer(text)]
+
+
+def _expand(
+    tokens: list[str], macros: dict[str, tuple[list[str] | None, list[str]]], depth: int
+) -> list[str]:
+    """Rescan and replace, at most 16 levels deep and 50 000 tokens long."""
+    out: list[str] = []
+    at = 0
+    while at < len(tokens) and len(out) < 50_000:
+        parameters, body = macros.get(tokens[at], (None, []))
+        at += 1
+        if depth > 16 or tokens[at - 1] not in macros:
+            out.append(tokens[at - 1])
+            continue
+        values: dict[str, list[str]] = {}
+        if parameters is not None:
+            arguments, end = _arguments(tokens, at)
+            if end == at:
+                out.append(tokens[at - 1])
+                continue
+            values, at = dict(zip(parameters, arguments, strict=False)), end
+        replaced: list[str] = []
+        for token in body:
+            replaced += values.get(token, [token])
+        out += _expand(_paste(replaced), macros, depth + 1)
+    return out
+
+
+def _arguments(tokens: list[str], at: int) -> tuple[list[list[str]], int]:
+    """The arguments of a macro call whose bracket should open at `at`; (they, where it ends)."""
+    start = at
+    while at < len(tokens) and tokens[at].isspace():
+        at += 1
+    if at >= len(tokens) or tokens[at] != "(":
+        return [], start
+    depth, found = 0, [list[str]()]
+    for place in range(at, len(tokens)):
+        token = tokens[place]
+        depth += (token in "([{") - (token in ")]}")
+        if depth == 0:
+            return [_trim(argument) for argument in found], place + 1
+        if token == "," and depth == 1:
+            found.append([])
+        elif place > at:
+            found[-1].append(token)
+    return [], start
+
+
+def _trim(tokens: list[str]) -> list[str]:
+    while tokens and tokens[0].isspace():
+        tokens = tokens[1:]
+    while tokens and tokens[-1].isspace():
+        tokens = tokens[:-1]
+    return tokens
+
+
+def _paste(tokens: list[str]) -> list[str]:
+    """Apply ##: the tokens on its two sides become one."""
+    out: list[str] = []
+    place = 0
+    while place < len(tokens):
+        if tokens[place] != "##":
+            out.append(tokens[place])
+            place += 1
+            continue
+        out = _trim(out)
+        place += 1
+        while place < len(tokens) and tokens[place].isspace():
+            place += 1
+        right = tokens[place] if place < len(tokens) else ""
+        out = [*out[:-1], out[-1] + right] if out else [right]
+        place += 1
+    return _tokens("".join(out))
 
 
 def _template_arguments(node: Node) -> Iterator[Node]:

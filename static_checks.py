@@ -1,18 +1,21 @@
 """Static checks of an answer: a cheap first filter that gives a reason, never the only defence.
 
 An answer is a Python file. It is parsed with `ast` and walked by a small abstract interpreter whose
-values say what an expression may be: the dotted name of something imported ("torch.nn.functional"),
-a tensor, a built extension or one of its functions, a function or class of the file, or nothing known.
-Names are therefore judged by what they mean, not by how they are spelt: `from torch import nn as q`,
-`T = torch`, `getattr(torch, "re" + "lu")` and `{"a": torch.relu}["a"]` all lead to the same finding,
-while the word try in a comment, a parameter called F, or `sum` of a shape lead to none. C++ and CUDA
-strings are parsed by tree-sitter (native_checks.py).
+values say what an expression may be: the dotted name of something imported, a tensor, a built
+extension or one of its functions, a function or class of the file, or nothing known. Names are
+therefore judged by what they mean, not by how they are spelt: `from torch import nn as q`,
+`T = torch`, `getattr(torch, "re" + "lu")`, `{"a": torch.relu}["a"]` all lead to the same finding,
+while the word try in a comment, a parameter called F, or arithmetic on shapes lead to none.
+C++ and CUDA strings are parsed by tree-sitter (native_checks.py).
 
-What PyTorch may still do is a white list, `TORCH_PLUMBING` and `TENSOR_PLUMBING`, one reason a group:
-allocate, look, view, copy, cast, choose a device or stream. It holds in the code that ModelNew's
-forward can reach; a constructor may compute (it makes weights). The rules start from Kevin's (paper,
-section 3.1 and appendix F: try/except, pass, torch.nn beyond parameters and containers, no kernel,
-inheriting the reference).
+What PyTorch may still do is a white list, `TORCH_PLUMBING` and `TENSOR_PLUMBING`, one reason for
+each group: allocate, look, view, copy, cast, choose a device or stream. It holds in the code that
+ModelNew's forward can reach; a constructor may compute (it makes weights). The rules start from
+Kevin's (paper, section 3.1 and appendix F: try/except, pass, torch.nn beyond parameters and
+containers, no kernel, inheriting the reference).
+
+Values are followed without regard to conditions: a name may be all that was ever assigned to it,
+except in straight-line code, where an assignment replaces. Rounds repeat until nothing changes.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ RULES: dict[str, str] = {
     "native_library": "no vendor library (purity strict)",
     "native_system": "no processes, files, sockets or dynamic loading from C++",
     "native_asm": "no inline assembly outside device code",
+    "flags": "no compiler flags that load code or files",
     "native_include": "#include of library headers only",
     "native_interpose": "no redefinition of runtime functions",
 }
@@ -60,8 +64,8 @@ TORCH_PLUMBING: dict[str, frozenset[str]] = {
     "types and constants": frozenset(
         "Tensor dtype device Size layout memory_format float float16 float32 float64 half double"
         " bfloat16 int int8 int16 int32 int64 uint8 uint16 uint32 uint64 long short bool complex64"
-        " complex128 strided contiguous_format channels_last channels_last_3d preserve_format inf nan"
-        " pi e newaxis float8_e4m3fn float8_e5m2 FloatTensor finfo iinfo Generator".split()
+        " complex128 strided contiguous_format channels_last channels_last_3d preserve_format inf"
+        " nan pi e newaxis float8_e4m3fn float8_e5m2 FloatTensor finfo iinfo Generator".split()
     ),
     "allocation; contents constant": frozenset(
         "empty empty_like empty_strided zeros zeros_like ones ones_like full full_like tensor"
@@ -90,19 +94,21 @@ _PLUMBING_NAMES = frozenset().union(*TORCH_PLUMBING.values())
 TENSOR_PLUMBING: dict[str, frozenset[str]] = {
     "queries (number)": frozenset(
         "shape size stride numel nelement dim ndim ndimension dtype device is_cuda is_cpu layout"
-        " element_size itemsize nbytes is_contiguous data_ptr storage_offset storage untyped_storage"
-        " get_device is_floating_point is_complex requires_grad is_leaf grad_fn _version type item"
-        " tolist __len__ names is_inference is_sparse is_quantized is_meta is_pinned".split()
+        " element_size itemsize nbytes is_contiguous data_ptr storage_offset storage"
+        " untyped_storage get_device is_floating_point is_complex requires_grad is_leaf grad_fn"
+        " _version type item tolist __len__ names is_inference is_sparse is_quantized is_meta"
+        " is_pinned".split()
     ),
     "views": frozenset(
-        "view view_as reshape reshape_as flatten ravel squeeze unsqueeze transpose swapaxes t T mT H"
-        " mH permute movedim expand expand_as broadcast_to narrow select as_strided detach data"
-        " chunk split unbind unflatten diagonal __getitem__ grad".split()
+        "view view_as reshape reshape_as flatten ravel squeeze unsqueeze transpose swapaxes t T"
+        " mT H mH permute movedim expand expand_as broadcast_to narrow select as_strided detach"
+        " data chunk split unbind unflatten diagonal __getitem__ grad".split()
     ),
     "allocation, copies, casts": frozenset(
-        "contiguous clone copy_ zero_ fill_ resize_ new_empty new_zeros new_ones new_full new_tensor"
-        " new_empty_strided to cuda cpu type_as float half double bfloat16 int long short bool"
-        " requires_grad_ record_stream pin_memory __setitem__ __dlpack__ set_ detach_".split()
+        "contiguous clone copy_ zero_ fill_ resize_ new_empty new_zeros new_ones new_full"
+        " new_tensor new_empty_strided to cuda cpu type_as float half double bfloat16 int long"
+        " short bool requires_grad_ record_stream pin_memory __setitem__ __dlpack__ set_"
+        " detach_".split()
     ),
 }
 _TENSOR_NAMES = frozenset().union(*TENSOR_PLUMBING.values())
@@ -113,23 +119,26 @@ NN_ALLOWED = frozenset(
     " UninitializedParameter".split()
 )
 MODULES = frozenset(
-    "torch torch.nn torch.nn.functional torch.nn.init torch.utils torch.utils.cpp_extension torch.cuda"
-    " torch.autograd torch.backends torch.version torch.nn.parameter torch.nn.modules".split()
+    "torch torch.nn torch.nn.functional torch.nn.init torch.utils torch.utils.cpp_extension"
+    " torch.cuda torch.autograd torch.backends torch.version torch.nn.parameter"
+    " torch.nn.modules".split()
 )
 COMPILERS = (
-    "torch.compile torch.jit torch.ops torch._C torch.library torch._dynamo torch._inductor torch.fx"
-    " torch.export torch.func torch.vmap torch._higher_order_ops torch._ops torch._refs torch._prims"
-    " torch._VF torch.classes torch.onnx torch.special torch.linalg torch.fft torch.sparse"
+    "torch.compile torch.jit torch.ops torch._C torch.library torch._dynamo torch._inductor"
+    " torch.fx torch.export torch._higher_order_ops torch._ops torch.classes torch.onnx"
 ).split()
-# torch modules whose functions always compute are handled as torch_compute, not as compilers.
-COMPUTE_SPACES = ("torch.special", "torch.linalg", "torch.fft", "torch.sparse", "torch._VF", "torch.func",
-                  "torch.vmap", "torch._refs", "torch._prims")  # fmt: skip
+# torch modules whose functions always compute: refused where torch functions are.
+COMPUTE_SPACES = tuple(
+    "torch.special torch.linalg torch.fft torch.sparse torch._VF torch.func torch.vmap"
+    " torch._refs torch._prims".split()
+)
 
 # Modules that an answer may import.
 IMPORTS = frozenset(
-    "torch math cmath typing typing_extensions os sys textwrap functools itertools operator collections"
-    " dataclasses enum abc re string numbers types warnings contextlib copy random time hashlib logging"
-    " platform shutil numpy __future__ struct statistics pathlib tempfile".split()
+    "torch math cmath typing typing_extensions os sys textwrap functools itertools operator"
+    " collections dataclasses enum abc re string numbers types warnings contextlib copy random"
+    " time hashlib logging platform shutil numpy __future__ struct statistics pathlib"
+    " tempfile".split()
 )
 DANGEROUS: dict[str, str] = {
     "builtins.exec": "dynamic", "builtins.eval": "dynamic", "builtins.compile": "dynamic",
@@ -151,8 +160,12 @@ DANGEROUS: dict[str, str] = {
 }  # fmt: skip
 SLY_ATTRIBUTES = frozenset(
     "__globals__ __builtins__ __subclasses__ __dict__ __code__ __bases__ __base__ __mro__ mro"
-    " __getattribute__ __closure__ __wrapped__ __self__ __func__ f_back f_globals f_locals f_builtins"
-    " gi_frame cr_frame tb_frame _getframe __loader__ __reduce__ __reduce_ex__".split()
+    " __getattribute__ __closure__ __wrapped__ __self__ __func__ f_back f_globals f_locals"
+    " f_builtins gi_frame cr_frame tb_frame _getframe __loader__ __reduce__ __reduce_ex__".split()
+)
+BAD_FLAGS = re.compile(
+    r"-fplugin|-?-specs|-B|-wrapper|-include|-imacros|@|-x|-o|-L|-Wl,|-Wa,|-Wp,|-Xlinker|-T"
+    r"|-iquote|-isystem|-idirafter|--?sysroot|-ccbin|--compiler-bindir|-fuse-ld|/|\.\.|-I"
 )
 FINE_DUNDERS = frozenset("__version__ __init__ __name__ __call__ __setattr__ __class__".split())
 HOOKS = frozenset(
@@ -183,6 +196,7 @@ TENSOR: Value = frozenset(["<tensor>"])
 TENSORS: Value = frozenset(["<tensors>"])
 NUMBER: Value = frozenset(["<number>"])
 EXTENSION: Value = frozenset(["<ext>"])
+HOLE = "<hole>"  # key of a string table: what an f-string's unknown parts are read as
 LOADERS = ("torch.utils.cpp_extension.load_inline", "torch.utils.cpp_extension.load")
 MAX_BYTES, MAX_DEPTH = 400_000, 200
 
@@ -284,7 +298,7 @@ class _Checker:
         self.current: Function | None = None
         self.found: dict[tuple[str, int, str], Finding] = {}
 
-    # ------------------------------------------------------------------------------------- rounds
+    # ------------------------------------------------------------------------------------ rounds
 
     def run(self) -> list[Finding]:
         """Interpret until the values settle, then once more to report."""
@@ -410,10 +424,10 @@ class _Checker:
     def _functions(value: Value) -> set[str]:
         return {origin for origin in value if origin.startswith("<func:")}
 
-    # --------------------------------------------------------------------------------- statements
+    # -------------------------------------------------------------------------------- statements
 
     def _block(self, body: Sequence[ast.stmt], scope: Scope, strong: bool) -> None:
-        """Statements in order. `strong`: an assignment replaces what a name was (straight-line code)."""
+        """Statements in order. `strong`: an assignment replaces what a name was."""
         for statement in body:
             self._statement(statement, scope, strong)
 
@@ -461,15 +475,8 @@ class _Checker:
                 self._eval(child, scope)
 
     def _assign_all(self, node: ast.Assign, scope: Scope, strong: bool) -> None:
-        for target in node.targets:
-            pairs = isinstance(target, ast.Tuple | ast.List) and isinstance(
-                node.value, ast.Tuple | ast.List
-            )
-            if pairs and len(target.elts) == len(node.value.elts):  # type: ignore[attr-defined]
-                for one, value in zip(target.elts, node.value.elts, strict=True):  # type: ignore[attr-defined]
-                    self._bind(one, self._eval(value, scope), scope, strong)
-            else:
-                self._bind(target, self._eval(node.value, scope), scope, strong)
+        for target, value in _pairs(node):
+            self._bind(target, self._eval(value, scope), scope, strong)
 
     def _bind(self, target: ast.expr, value: Value, scope: Scope, strong: bool) -> None:
         """Store a value under a name, attribute or pattern."""
@@ -572,12 +579,12 @@ class _Checker:
             name = alias.asname or top
             scope.names[name] = scope.names.get(name, NONE) | {_canonical(top)}
 
-    # -------------------------------------------------------------------------------- expressions
+    # ------------------------------------------------------------------------------- expressions
 
     def _eval(
         self, node: ast.expr, scope: Scope, inner: bool = False, called: bool = False
     ) -> Value:
-        """What an expression may be. `inner`: part of a longer dotted name; `called`: about to be called."""
+        """What an expression may be. `inner`: part of a dotted name; `called`: it gets called."""
         if isinstance(node, ast.Name):
             value = self._lookup(node.id, scope)
         elif isinstance(node, ast.Attribute):
@@ -736,7 +743,7 @@ class _Checker:
             for origin in value
         )
 
-    # -------------------------------------------------------------------------------------- calls
+    # ------------------------------------------------------------------------------------- calls
 
     def _call(self, node: ast.Call, scope: Scope) -> Value:
         callees = self._eval(node.func, scope, called=True)
@@ -924,7 +931,7 @@ class _Checker:
         extension = "<ext>" in arguments[0]
         return frozenset(["<extfn>"] if extension else ["<tensor>"])
 
-    # -------------------------------------------------------------------------------------- rules
+    # ------------------------------------------------------------------------------------- rules
 
     def _report(self, rule: str, message: str, node: ast.AST | int, fatal: bool = True) -> None:
         if not self.checking:
@@ -1008,7 +1015,7 @@ class _Checker:
             "torch_compute", f"{origin} is computed by PyTorch; do it inside your own kernel", node
         )
 
-    # --------------------------------------------------------------------------------- whole file
+    # -------------------------------------------------------------------------------- whole file
 
     def _whole_file(self) -> None:
         """Rules about syntax alone."""
@@ -1058,7 +1065,7 @@ class _Checker:
                         todo.append(base[7:-1])
         return frozenset(found)
 
-    # ------------------------------------------------------------------------------------- native
+    # ------------------------------------------------------------------------------------ native
 
     def _strings(self) -> dict[str, list[str]]:
         if not hasattr(self, "_string_table"):
@@ -1076,7 +1083,7 @@ class _Checker:
             )
         elif not self.calls_extension and not self._names_bound():
             self._report("unused_kernel", "ModelNew's forward never calls a bound function", node)
-        table = self._strings()
+        table = {**self._strings(), HOLE: ["1"]}
         missing: list[str] = []
         for call in self.loads.values():
             sources, functions, known = _request(call, table)
@@ -1089,9 +1096,19 @@ class _Checker:
             bound = functions or [f for f in native.bound.values() if f in native.functions]
             if not bound and native.bound:
                 bound = ["PYBIND11_MODULE"]
-            missing.append(native.own_kernel(bound) if known or sources else "")
+            missing.append(native.own_kernel(bound) if known else "")
+            self._flags(call, table)
         if missing and all(missing):
             self._report("no_kernel", missing[0], next(iter(self.loads.values())))
+
+    def _flags(self, call: ast.Call, table: dict[str, list[str]]) -> None:
+        """Compiler flags that load code or files (the builder has the list of allowed ones)."""
+        for keyword in call.keywords:
+            if keyword.arg and keyword.arg.startswith("extra_"):
+                for text in _texts(keyword.value, table)[0]:
+                    for flag in text.split():
+                        if BAD_FLAGS.match(flag):
+                            self._report("flags", f"the compiler flag {flag} is not allowed", call)
 
     def _report_native(self, rule: str, message: str, evidence: str, call: ast.Call) -> None:
         """A finding in a source string, at the line of the file that holds it."""
@@ -1106,7 +1123,7 @@ class _Checker:
         return {name for call in self.loads.values() for name in _request(call, table)[1]}
 
     def _names_bound(self) -> bool:
-        """Whether code that forward reaches names a bound function (where values were not followed)."""
+        """Whether code that forward reaches calls a bound name (if values were not followed)."""
         bound = self._bound_names()
         for key in self.reached:
             for node in ast.walk(self.functions[key].node):
@@ -1116,7 +1133,7 @@ class _Checker:
         return False
 
 
-# ------------------------------------------------------------------------------------------- helpers
+# ----------------------------------------------------------------------------------- helpers
 
 
 def _canonical(name: str) -> str:
@@ -1186,14 +1203,26 @@ def string_table(tree: ast.Module) -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
-            values = fold(node.value, table)
-            for target in node.targets:
+            for target, value in _pairs(node):
+                values = fold(value, table)
                 if isinstance(target, ast.Name) and values:
                     table[target.id] = (table.get(target.id, []) + values)[:8]
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             more = fold(node.value, table)
             table[node.target.id] = [a + b for a in table.get(node.target.id, []) for b in more][:8]
     return table
+
+
+def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """(target, value) of an assignment, tuples of the same length taken apart."""
+    for target in node.targets:
+        both = (target, node.value)
+        if all(isinstance(side, ast.Tuple | ast.List) for side in both):
+            left, right = (side.elts for side in both)  # type: ignore[attr-defined]
+            if len(left) == len(right):
+                yield from zip(left, right, strict=True)
+                continue
+        yield target, node.value
 
 
 def fold(node: ast.expr, table: dict[str, list[str]]) -> list[str]:
@@ -1209,6 +1238,8 @@ def fold(node: ast.expr, table: dict[str, list[str]]) -> list[str]:
         return _fold_parts([v for v in node.values], table)
     if isinstance(node, ast.FormattedValue):
         return fold(node.value, table)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return ["-" + text for text in fold(node.operand, table)]
     if isinstance(node, ast.IfExp):
         return fold(node.body, table) + fold(node.orelse, table)
     if isinstance(node, ast.Call):
@@ -1217,7 +1248,10 @@ def fold(node: ast.expr, table: dict[str, list[str]]) -> list[str]:
 
 
 def _fold_parts(parts: Sequence[ast.expr], table: dict[str, list[str]]) -> list[str]:
-    choices = [fold(part, table) for part in parts]
+    choices = [
+        fold(part, table) or (table.get(HOLE, []) if isinstance(part, ast.FormattedValue) else [])
+        for part in parts
+    ]
     return ["".join(choice) for choice in itertools.islice(itertools.product(*choices), 8)]
 
 
@@ -1275,7 +1309,7 @@ def _texts(node: ast.expr | None, table: dict[str, list[str]]) -> tuple[list[str
 
 
 def loose_sources(tree: ast.Module) -> list[tuple[int, str]]:
-    """(line, text) of every string constant that looks like C++: for sources built while running."""
+    """(line, text) of every string constant that looks like C++."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

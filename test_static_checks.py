@@ -4,6 +4,9 @@
 must be among the findings; an accepted case must have no finding at all.
 """
 
+# A case a line, like a table:
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import random
@@ -288,7 +291,11 @@ REFUSED: list[tuple[str, str]] = [
     ("native_compute", cpp(body="auto y = std::move(x).exp();")),
     ("native_compute", cpp(old="#include <cmath>", new="#define GO(x) at::silu(x)")),
     ("native_compute", cpp(body="auto y = at::mat\\\nmul(x, x);", old="r\"\"\"", new="r\"\"\"")),
-    ("native_compute", cpp(old="#include <cmath>", new="#define P(a, b) at::a##b")),
+    ("native_compute", cpp(body="auto y = P(si, lu)(x);", old="#include <cmath>", new="#define P(a, b) at::a##b")),
+    ("native_compute", cpp(body="auto y = LIB::GLUE(ta, nh)(x);", old="#include <cmath>",
+                           new="#define GLUE(a, b) a##b\n#define LIB GLUE(a, t)")),
+    ("flags", cpp(old='"-O3"', new='"-O3", "-fplugin=./x.so"')),
+    ("flags", cpp(old='["-O3"]', new='["-O3 -include /etc/passwd"]')),
     ("native_python", cpp(body='auto t = py::module_::import("torch");')),
     ("native_python", cpp(body='PyRun_SimpleString("x");')),
     ("native_python", cpp(body='py::object o; o.attr("relu");')),
@@ -369,6 +376,12 @@ ACCEPTED: list[tuple[str, str]] = [
     ("two extensions", cpp(head="ext2 = load_inline(name='b', cpp_sources=[source], functions='silu')",
                            forward="return ext2.silu(ext.silu(x))")),
     ("f-string source", cpp(old='r"""\n#include', new='f"""\n#include').replace("{\n", "{{\n").replace("\n}\n", "\n}}\n")),
+    ("f-string with constants", cpp(head="LOW, HIGH = -0.8, 1.2\nsrc = f'// {LOW} {HIGH}' + source\n"
+                                    "ext = load_inline(name='b', cpp_sources=[src], functions=['silu'])")),
+    ("f-string with a value known only later", cpp(head="import os\nsrc = f'// {os.cpu_count()}\\n' + source\n"
+                                    "ext = load_inline(name='b', cpp_sources=[src], functions=['silu'])")),
+    ("format of a template", cpp(head="src = source.replace('silu', '%s') % ('silu',)\n"
+                                 "ext = load_inline(name='b', cpp_sources=[src], functions=['silu'])")),
     ("pybind by hand", cpp(old="  return out;\n}\n",
                            new='  return out;\n}\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n  m.def("silu", &silu, "x");\n}\n')
      .replace(', functions=["silu"]', "")),
