@@ -67,7 +67,7 @@ def enter(
         raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
     controls.append("no-new-privs")
     controls.append(_landlock(writable, readable, gpu))
-    controls.append(_seccomp())
+    controls.append(_seccomp(gpu))
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # after the rest: it closes /proc/self to itself
     return tuple(controls)
 
@@ -160,6 +160,7 @@ def _landlock(writable: Sequence[str | Path], readable: Sequence[str | Path], gp
 
 _ARCH = 0xC000003E  # AUDIT_ARCH_X86_64
 _CLONE_THREAD = 0x00010000
+_AF_UNIX = 1
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _REFUSED = {  # x86-64 numbers
@@ -180,18 +181,19 @@ _GETS_ONLY = ("prlimit64",)  # allowed to read: a null pointer for the new limit
 _CLONE, _CLONE3, _KILL_NR, _TGKILL = 56, 435, 62, 234
 
 
-def _seccomp() -> str:
+def _seccomp(gpu: bool) -> str:
     if platform.machine() != "x86_64":
         return "no-seccomp"
-    program = _filter(os.getpid())
+    program = _filter(os.getpid(), gpu)
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     done = _libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(fprog), 0, 0)
     return "seccomp" if done == 0 else "no-seccomp"
 
 
-def _filter(pid: int) -> bytes:
-    """The BPF program: load architecture and number, compare, decide."""
+def _filter(pid: int, gpu: bool) -> bytes:
+    """The BPF program: load architecture and number, compare, decide. CUDA's start-up opens and
+    listens on a local socket; without connect, and with no other family, that leads nowhere."""
     load, equal, ret, anyset, above = 0x20, 0x15, 0x06, 0x45, 0x35
     nr, arch, arg0, arg2_low, arg2_high = 0, 4, 16, 32, 36
     deny = _ERRNO | _EPERM
@@ -211,7 +213,12 @@ def _filter(pid: int) -> bytes:
         lines += [op(equal, number, 0, 4), op(load, arg0), op(equal, pid, 0, 1),
                   op(ret, _ALLOW), op(ret, deny)]
     for name, number in _REFUSED.items():
-        if name in _GETS_ONLY:
+        if gpu and name in ("bind", "listen"):
+            continue
+        if gpu and name == "socket":
+            lines += [op(equal, number, 0, 4), op(load, arg0), op(equal, _AF_UNIX, 0, 1),
+                      op(ret, _ALLOW), op(ret, deny)]
+        elif name in _GETS_ONLY:
             lines += [op(equal, number, 0, 6), op(load, arg2_low), op(equal, 0, 0, 3),
                       op(load, arg2_high), op(equal, 0, 0, 1), op(ret, _ALLOW), op(ret, deny)]
         else:
