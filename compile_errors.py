@@ -266,6 +266,8 @@ def _sure(error: Diagnostic, source: str, names: Names) -> bool:
         return not unknown_macros
     if any(re.fullmatch(p, error.text) for p in _SURE):
         return not unknown_macros and "auto" not in line
+    if error.text.endswith(": Permission denied"):
+        return True  # an include of a file that no compiler may read here
     missing = re.fullmatch(
         r'(?:(\S+): No such file or directory|cannot open source file "([^"]+)")', error.text
     )

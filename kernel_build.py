@@ -20,10 +20,10 @@ Headers of the standard library cost more than the facade, so those that the sto
 have brought along are included only when the source mentions a name from them (`std_headers`).
 
 A build is a set of compiler processes, each limited and in its own process group, in a private
-folder. Results, also failed ones, are kept under a key that covers all that went in, written by
-atomic rename under a lock, so that many processes may build the same thing and it is compiled once.
-Everything here runs on the trusted side and does not import torch; only `install_loader` and
-`load_built` are for the process that runs the candidate.
+folder, and able to read only compilers and headers. Results, also failed ones, are kept under a key
+that covers all that went in, written by atomic rename under a lock, so that many processes may
+build the same thing and it is compiled once. Everything here runs on the trusted side and does not
+import torch; only `install_loader` and `load_built` are for the process that runs the candidate.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import compile_errors
+import confinement
 from compile_errors import Names, blame, clean, diagnostics, read_stock_names, report
 
 logger = logging.getLogger(__name__)
@@ -362,6 +363,15 @@ class Toolchain:
         host = [self.shim_identity, _facade_hash(), _cpu()]
         device = [self.nvcc, self.nvcc_version, *self.nvcc_flags, *self.arch_flags] if cuda else []
         return "\n".join(host + device)
+
+    @property
+    def readable(self) -> list[str]:
+        """What a compiler may read."""
+        paths = ["/usr", "/lib", "/lib64", "/bin", "/opt", "/etc/alternatives", "/etc/ld.so.cache"]
+        paths += ["/dev/null", "/dev/urandom", "/proc", "/sys/devices/system/cpu"]
+        paths += [str(self.torch_dir), self.python_include, str(FACADE)]
+        paths += [str(Path(self.cxx).resolve().parent.parent)]
+        return paths + ([str(self.cuda_home)] if self.cuda_home else [])
 
     @property
     def shim_identity(self) -> str:
@@ -830,9 +840,36 @@ class Compiled:
     timed_out: bool
 
 
-def _compile(command: Sequence[str], folder: Path, timeout_s: float, memory_bytes: int) -> Compiled:
-    """Runs a compiler in `folder`, in its own process group, which is always killed. OSError if it
-    cannot start."""
+def _compile(
+    command: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    memory_bytes: int,
+    readable: Sequence[str],
+) -> Compiled:
+    """Runs a compiler in `folder`: its own process group, always killed; it writes there only and
+    reads only below `readable`. OSError if it cannot start.
+
+    The file-system limits are put on a thread of ours, made for this one compiler, which inherits
+    them: nothing has to run between fork and exec.
+    """
+    done: Future[Compiled] = Future()
+
+    def confined() -> None:
+        try:
+            confinement._libc.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # of this thread
+            confinement._landlock([folder, "/dev/null"], [*readable, str(folder)], False)
+            done.set_result(_run_compiler(command, folder, timeout_s, memory_bytes))
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            done.set_exception(error)
+
+    threading.Thread(target=confined, name="compiler").start()
+    return done.result()
+
+
+def _run_compiler(
+    command: Sequence[str], folder: Path, timeout_s: float, memory_bytes: int
+) -> Compiled:
     environment = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "LC_ALL": "C",
@@ -905,6 +942,8 @@ class Cache:
             os.utime(folder)
         except (OSError, ValueError):
             return None
+        if meta.get("ok") and not (folder / "kernel.so").exists():
+            return None  # somebody cleans the folder file by file
         return meta
 
     @contextlib.contextmanager
@@ -953,6 +992,8 @@ class Cache:
                     shutil.rmtree(left, ignore_errors=True)
         entries = []
         for meta in self.root.glob("??/*/meta.json"):
+            if (meta.parent / "kv_shim.so").exists():
+                continue  # needed by every entry
             with contextlib.suppress(OSError):
                 size = sum(f.stat().st_size for f in meta.parent.iterdir())
                 entries.append((meta.parent.stat().st_mtime, size, meta.parent))
@@ -1069,10 +1110,8 @@ class Builder:
                 "stock.ii",
             ]
             start = time.monotonic()
-            scanning = self._parts.submit(
-                _compile, scan, names, self.stock_timeout_s, self.memory_bytes
-            )
-            built = _compile(command, shim, self.stock_timeout_s, self.memory_bytes)
+            scanning = self._parts.submit(self._run, scan, names, self.stock_timeout_s, tools)
+            built = self._run(command, shim, self.stock_timeout_s, tools)
             if built.returncode:
                 errors = diagnostics(built.text)
                 _raise_if_ours(built.text)
@@ -1125,6 +1164,11 @@ class Builder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _run(
+        self, command: Sequence[str], folder: Path, timeout_s: float, tools: Toolchain
+    ) -> Compiled:
+        return _compile(command, folder, timeout_s, self.memory_bytes, tools.readable)
 
     def _build(self, request: BuildRequest, tools: Toolchain) -> BuildResult:
         rungs = ",".join(map(str, self.rungs))
@@ -1188,7 +1232,7 @@ class Builder:
             place.mkdir()
             text = render(request, part, rung, tools.dispatch_on_type)
             (place / f"kernel.{part}").write_text(text, encoding="utf-8", errors="replace")
-            jobs.append(self._parts.submit(_compile, command, place, timeout_s, self.memory_bytes))
+            jobs.append(self._parts.submit(self._run, command, place, timeout_s, tools))
         if not jobs:
             return BuildResult(
                 False, kind=kind, rung=rung, error="load_inline: there is no source code"
@@ -1199,14 +1243,8 @@ class Builder:
             return BuildResult(False, kind=kind, rung=rung, error=text, timed_out=True), True
         if all(d.returncode == 0 for d in done):
             objects = sorted(str(o.relative_to(folder)) for o in folder.glob("*/*.o"))
-            done = [
-                _compile(
-                    _link_command(request, tools, rung, objects),
-                    folder,
-                    timeout_s,
-                    self.memory_bytes,
-                )
-            ]
+            link = _link_command(request, tools, rung, objects)
+            done = [self._run(link, folder, timeout_s, tools)]
             if done[0].returncode == 0:
                 return BuildResult(True, kind=kind, rung=rung), True
         failed = [d for d in done if d.returncode]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import compile_errors
+import confinement
 import kernel_build
 from kernel_build import Builder, BuildRequest, extract_requests, load_built, toolchain
 
@@ -420,6 +421,15 @@ def test_a_compiler_that_takes_too_long_is_killed_and_not_cached(cache):
         assert patient.build(request(in_function("p[0] = 99;"))).ok
 
 
+def test_a_compiler_reads_no_private_file(builder, tmp_path):
+    if "no-landlock" in confinement.available():
+        pytest.skip("no Landlock here")
+    (tmp_path / "secret").write_text("sesame\n")
+    result = builder.build(request(f'#include "{tmp_path}/secret"\n' + in_function("")))
+    assert not result.ok and result.rung == 0 and "Permission denied" in result.error
+    assert "sesame" not in result.error
+
+
 def test_a_full_disk_is_our_fault_and_leaves_nothing(builder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -530,7 +540,7 @@ def test_the_answer_runs_with_the_installed_loader(builder, monkeypatch):
         asked.append(wanted)
         raise SystemExit(3)
 
-    found = {}
+    found: dict[BuildRequest, kernel_build.BuildResult] = {}
     kernel_build.install_loader(found.get, missing)
     with pytest.raises(SystemExit):
         exec(compile(ANSWER, "answer", "exec"), {})
