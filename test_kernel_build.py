@@ -469,7 +469,7 @@ def test_trim_drops_what_was_used_longest_ago(tmp_path):
     store = kernel_build.Cache(tmp_path, limit_bytes=2500)
     for i, key in enumerate(["aa1", "bb2", "cc3"]):
         (tmp_path / "f").write_bytes(b"x" * 1000)
-        store.put(key, {"ok": True}, {"f": tmp_path / "f"})
+        store.put(key, {"ok": True}, {"kernel.so": tmp_path / "f"})
         os.utime(store.folder(key), (i + 1, i + 1))
     assert store.get("aa1")  # used again just now
     store.trim()
