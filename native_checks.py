@@ -102,6 +102,7 @@ METHODS: dict[str, frozenset[str]] = {
     ),
 }
 METHOD_NAMES = frozenset().union(*METHODS.values())
+MAX_DEPTH = 400  # of the syntax tree; refused beyond, since the checks cost its square
 NOT_TENSOR_METHODS = METHODS["queries"] | METHODS["raw memory"] - {"data"}
 
 # Names of ATen functions that argument-dependent lookup may find; those of <cmath> and <algorithm>
@@ -219,19 +220,27 @@ class Native:
 
     def _walk(self, root: Node) -> None:
         """Depth first, in source order; an explicit stack, so that no nesting can exhaust ours."""
-        stack: list[tuple[Node, Scope, Function | None]] = [(root, Scope(None), None)]
+        self._visit(root, Scope(None), None)
+
+    def _visit(self, root: Node, scope: Scope, function: Function | None) -> None:
+        stack: list[tuple[Node, Scope, Function | None, int]] = [(root, scope, function, 0)]
         while stack:
-            node, scope, function = stack.pop()
+            node, scope, function, depth = stack.pop()
+            if depth > MAX_DEPTH:
+                self._flag("format", "the C++ source is too deeply nested", root)
+                continue
             handler = getattr(self, "_on_" + node.type, None)
             inner: tuple[Sequence[Node], Scope, Function | None] | None
             inner = handler(node, scope, function) if handler else (node.children, scope, function)
             if inner is not None:
                 children, scope, function = inner
-                stack.extend((child, scope, function) for child in reversed(children))
+                stack.extend((child, scope, function, depth + 1) for child in reversed(children))
 
     def _flag(self, rule: str, message: str, node: Node) -> None:
         row = node.start_point[0]
         line = self._lines[row].strip() if row < len(self._lines) else _text(node)
+        if len(self.findings) > 200:
+            return
         if (entry := (rule, message, line)) not in self.findings:
             self.findings.append(entry)
 
@@ -271,17 +280,7 @@ class Native:
         if block is None:
             return None
         outer, self._lines = self._lines, [_text(node).splitlines()[0]] * (body.count("\n") + 1)
-        stack: list[tuple[Node, Scope, Function | None]] = [(block, Scope(scope), macro)]
-        while stack:
-            item, inner_scope, owner = stack.pop()
-            handler = getattr(self, "_on_" + item.type, None)
-            inner = (
-                handler(item, inner_scope, owner)
-                if handler
-                else (item.children, inner_scope, owner)
-            )
-            if inner is not None:
-                stack.extend((child, inner[1], inner[2]) for child in reversed(inner[0]))
+        self._visit(block, Scope(scope), macro)
         self._lines = outer
         return None
 
@@ -408,7 +407,9 @@ class Native:
         declarator = _function_declarator(node)
         name = _text(declarator.child_by_field_name("declarator")) if declarator is not None else ""
         body = node.child_by_field_name("body")
-        head = _text(node)[: body.start_byte - node.start_byte] if body is not None else ""
+        text = node.text or b""
+        cut = body.start_byte - node.start_byte if body is not None else 0
+        head = text[:cut].decode("utf-8", "replace")
         if name == "PYBIND11_MODULE" and body is not None:
             return [body], Scope(scope), self.functions.setdefault(name, Function(name))
         plain = name.split("::")[-1].strip()
@@ -746,7 +747,7 @@ def _expand(
 ) -> list[str]:
     """Rescan and replace, at most 16 levels deep and 50 000 tokens long."""
     out: list[str] = []
-    at = 0
+    at = unclosed = 0
     while at < len(tokens) and len(out) < 50_000:
         parameters, body = macros.get(tokens[at], (None, []))
         at += 1
@@ -755,8 +756,9 @@ def _expand(
             continue
         values: dict[str, list[str]] = {}
         if parameters is not None:
-            arguments, end = _arguments(tokens, at)
+            arguments, end = _arguments(tokens, at) if unclosed < 20 else ([], at)
             if end == at:
+                unclosed += 1
                 out.append(tokens[at - 1])
                 continue
             values, at = dict(zip(parameters, arguments, strict=False)), end
@@ -775,7 +777,7 @@ def _arguments(tokens: list[str], at: int) -> tuple[list[list[str]], int]:
     if at >= len(tokens) or tokens[at] != "(":
         return [], start
     depth, found = 0, [list[str]()]
-    for place in range(at, len(tokens)):
+    for place in range(at, min(len(tokens), at + 5000)):
         token = tokens[place]
         depth += (token in "([{") - (token in ")]}")
         if depth == 0:

@@ -23,6 +23,8 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -198,6 +200,7 @@ NUMBER: Value = frozenset(["<number>"])
 EXTENSION: Value = frozenset(["<ext>"])
 HOLE = "<hole>"  # key of a string table: what an f-string's unknown parts are read as
 LOADERS = ("torch.utils.cpp_extension.load_inline", "torch.utils.cpp_extension.load")
+_PARSE_LOCK = threading.Lock()  # catch_warnings is not safe between threads
 MAX_BYTES, MAX_DEPTH = 400_000, 200
 
 
@@ -243,6 +246,10 @@ def check_native(
 
     `functions` are the names bound by load_inline (none: those of a PYBIND11_MODULE in the text).
     """
+    if sum(map(len, sources)) > MAX_BYTES:
+        return [
+            Finding("format", f"the sources are longer than {MAX_BYTES} characters", 0, "", True)
+        ]
     native = Native(sources, target, purity)
     findings = [Finding(rule, message, 0, line, True) for rule, message, line in native.findings]
     bound = list(functions) or list(native.bound.values())
@@ -260,7 +267,9 @@ def _parse(code: str) -> ast.Module | Finding:
     if len(code) > MAX_BYTES:
         return bad(f"the answer is longer than {MAX_BYTES} characters")
     try:
-        tree = ast.parse(code)
+        with _PARSE_LOCK, warnings.catch_warnings():  # an odd escape sequence is no news to users
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
     except SyntaxError as error:
         line = error.lineno or 0
         text = code.splitlines()[line - 1].strip() if 0 < line <= len(code.splitlines()) else ""
@@ -934,7 +943,7 @@ class _Checker:
     # ------------------------------------------------------------------------------------- rules
 
     def _report(self, rule: str, message: str, node: ast.AST | int, fatal: bool = True) -> None:
-        if not self.checking:
+        if not self.checking or len(self.found) > 200:
             return
         line = node if isinstance(node, int) else getattr(node, "lineno", 0)
         text = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
@@ -1090,6 +1099,9 @@ class _Checker:
             if not known:
                 loose = [text for _, text in loose_sources(self.tree)]
                 sources = list(dict.fromkeys([*sources, *loose]))
+            if sum(map(len, sources)) > MAX_BYTES:
+                self._report("format", f"the sources are longer than {MAX_BYTES} characters", call)
+                continue
             native = Native(sources, self.target, self.purity)
             for rule, message, line in native.findings:
                 self._report_native(rule, message, line, call)
@@ -1209,7 +1221,9 @@ def string_table(tree: ast.Module) -> dict[str, list[str]]:
                     table[target.id] = (table.get(target.id, []) + values)[:8]
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             more = fold(node.value, table)
-            table[node.target.id] = [a + b for a in table.get(node.target.id, []) for b in more][:8]
+            pairs = itertools.product(table.get(node.target.id, []), more)
+            longer = [a + b for a, b in itertools.islice(pairs, 8) if len(a + b) <= MAX_BYTES]
+            table[node.target.id] = longer
     return table
 
 
@@ -1226,7 +1240,11 @@ def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def fold(node: ast.expr, table: dict[str, list[str]]) -> list[str]:
-    """The texts that a constant expression may be; [] when it is not constant."""
+    """The texts that a constant expression may be; [] when it is not constant, or huge."""
+    return [text for text in _fold(node, table) if len(text) <= MAX_BYTES]
+
+
+def _fold(node: ast.expr, table: dict[str, list[str]]) -> list[str]:
     if isinstance(node, ast.Constant):
         return [str(node.value)] if isinstance(node.value, str | int | float) else []
     if isinstance(node, ast.Name):

@@ -539,6 +539,31 @@ def test_deep_source_never_raises() -> None:
         assert isinstance(check(cpp(body=deep), "cpp"), list)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a<" * 50_000,
+        "x" + "+x" * 50_000 + ";",
+        "x" + ".t()" * 30_000 + ";",
+        "std::" * 20_000 + "a;",
+    ],
+)
+def test_hostile_source_takes_seconds_at_most(body: str) -> None:
+    start = time.perf_counter()
+    assert check(cpp(body=body), "cpp") or body.startswith("std")
+    assert time.perf_counter() - start < 10
+
+
+def test_hostile_macros_take_seconds_at_most() -> None:
+    start = time.perf_counter()
+    grow = "#define Z a##b\n" + "".join(
+        f"#define A{i} " + f"A{i + 1} " * 10 + "\n" for i in range(40)
+    )
+    for macros in ("#define A(x) x##x\n" + "A(" * 20_000, grow + "A0"):
+        assert isinstance(check(cpp(old="#include <cmath>", new=macros), "cpp"), list)
+    assert time.perf_counter() - start < 10
+
+
 def test_speed() -> None:
     """Under 20 ms an answer; the best of five, since other work may share the machine."""
     for code, target in ((CPP, "cpp"), (CUDA, "cuda")):
