@@ -7,11 +7,14 @@ import math
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import evaluate as ev
 import kernel_sandbox
 import metrics
 import report
+import rollout
 from kernel_sandbox import UserError
 
 
@@ -338,3 +341,155 @@ def test_model_names_lead_to_weights(tmp_path):
     assert ev.model_source("Qwen/QwQ-32B", "cuda") == "Qwen/QwQ-32B"
     folder = hf_folder(tmp_path / "model")
     assert ev.model_source(str(folder), "cpp") == folder
+
+
+# -------------------------------------------------- the real rollout and the real sandbox
+
+KERNEL = '''
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+source = """
+#include <torch/extension.h>
+#include <cmath>
+
+torch::Tensor run(torch::Tensor x) {
+    torch::Tensor out = torch::empty_like(x);
+    const float* in = x.data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    for (int64_t i = 0; i < x.numel(); ++i) to[i] = FORMULA;
+    return out;
+}
+"""
+kernels = load_inline(name="k", cpp_sources=source, functions=["run"])
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return kernels.run(x)
+'''
+TASK = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return SCALE * torch.tanh(x)
+
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def answer(formula):
+    code = KERNEL.replace("FORMULA", formula)
+    return f"Okay, a loop.</think>\n```python\n{code}\n```\nA plain loop."
+
+
+class Script:
+    """Stands where a language model would: what it says at each turn is written down."""
+
+    context = 100_000
+
+    def __init__(self, *turns, fails_at=None):
+        self.turns, self.calls, self.fails_at = turns, 0, fails_at
+
+    def generate(self, prompts, *, seed, max_new_tokens, temperature, on_finish):
+        if self.calls == self.fails_at:
+            raise KeyboardInterrupt
+        text = self.turns[self.calls % len(self.turns)]
+        self.calls += 1
+        out = [rollout.Generation((1,), (0.0,), text, "stop") for _ in prompts]
+        for index, generation in enumerate(out):
+            on_finish(index, generation)
+        return out
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory):
+    """Two tasks, the same but for a factor."""
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "single.py").write_text(TASK.replace("SCALE", "1.0"))
+    (folder / "double.py").write_text(TASK.replace("SCALE", "2.0"))
+    (folder / "splits.toml").write_text('train = []\nheldout = ["single", "double"]\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token a byte, and a chat template that adds nothing but a line end."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}\n"
+    return fast
+
+
+def test_scripted_answers_give_the_metrics_worked_out_by_hand(
+    task_folder, tokenizer, tmp_path, monkeypatch
+):
+    """Turn 1 junk, turn 2 right for task single, turn 3 right for task double, speed fixed at 2."""
+    turns = ["no code", answer("std::tanh(in[i])"), answer("2.0f * std::tanh(in[i])")]
+    tasks = rollout.load_tasks(str(task_folder), "cpp", split="heldout")
+    monkeypatch.setattr(ev, "SAMPLES_AT_ONCE", 2)  # one task at a time
+    options = dict(trajectories=2, turns=3, seed=0, temperature=0.9, max_new_tokens=100)
+    options |= dict(prompt_budget=50_000, progress=False, folder=tmp_path)
+    with kernel_sandbox.Sandbox("cpp", fixed_speedup=2.0, reuse_verdicts=True) as sandbox:
+        stopped = Script(*turns, fails_at=4)  # in the middle of the second task
+        with pytest.raises(KeyboardInterrupt):
+            ev.evaluate_policy(stopped, tokenizer, tasks, sandbox, **options)
+        with open(tmp_path / "turns.jsonl", "a") as file:
+            file.write('{"task": "double", "traj')  # what a kill leaves
+        resumed = Script(*turns)
+        found = ev.evaluate_policy(resumed, tokenizer, tasks, sandbox, **options)
+        assert resumed.calls == 3  # the first task was read back
+        with pytest.raises(UserError, match="other settings .temperature."):
+            ev.evaluate_policy(resumed, tokenizer, tasks, sandbox, **options | {"temperature": 1.0})
+    assert found.tasks == ("single", "double") and found.correct.shape == (2, 2, 3)
+    assert found.status[:, 0].tolist() == [
+        ["FORMAT_ERROR", "CORRECT", "INCORRECT"],
+        ["FORMAT_ERROR", "INCORRECT", "CORRECT"],
+    ]
+    by_turn = metrics.metrics_by_turn(found, draws=50)
+    assert [x.value for x in by_turn["correct"]["avg"]] == [0, 0.5, 1]
+    assert [x.value for x in by_turn["speedup"]["best"]] == [0, 1, 2]
+    assert [x.value for x in by_turn["score"]["avg"]] == pytest.approx([0, 1.15, 2.3])
+    rows = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
+    assert len(rows) == 12 and rows[1]["summary"] == "A plain loop."
+    assert "no code" not in rows[2]["prompt"] and rows[1]["feedback"] in rows[2]["prompt"]
+
+
+def test_command_line_from_a_model_folder_to_the_report(
+    task_folder, tokenizer, tmp_path, capsys, monkeypatch
+):
+    """A Llama with random weights writes junk; the harness must make a full report of it."""
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16384,
+        eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = f"--model {tmp_path}/model --tasks {task_folder} --target cpp --trajectories 2"
+    words += f" --turns 2 --max-new-tokens 4 --prompt-budget 16000 --out {tmp_path}/out"
+    assert ev.main(words.split()) == 0
+    printed = capsys.readouterr().out
+    out = tmp_path / "out"
+    assert (out / "table.txt").read_text().strip() in printed
+    found = json.loads((out / "results.json").read_text())
+    assert found["counts"]["kernels"] == 8 and found["status_at_turn"] == {"FORMAT_ERROR": [1, 1]}
+    assert found["by_turn"]["score"]["avg"] == [[0, 0, 0]] * 2
+    assert found["meta"]["versions"]["torch"] and "--turns 2" in found["meta"]["command"]
+    assert (out / "report.html").exists() and (out / "figures" / "fast_p.svg").exists()
+    before = (out / "turns.jsonl").read_text()
+    monkeypatch.setattr(rollout, "rollout", None)  # a second call has nothing left to run
+    assert ev.main(words.split()) == 0 and (out / "turns.jsonl").read_text() == before
