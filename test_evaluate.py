@@ -4,6 +4,7 @@ the command line against its promises."""
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -441,8 +442,8 @@ def test_scripted_answers_give_the_metrics_worked_out_by_hand(
     turns = ["no code", answer("std::tanh(in[i])"), answer("2.0f * std::tanh(in[i])")]
     tasks = rollout.load_tasks(str(task_folder), "cpp", split="heldout")
     monkeypatch.setattr(ev, "SAMPLES_AT_ONCE", 2)  # one task at a time
-    options = dict(trajectories=2, turns=3, seed=0, temperature=0.9, max_new_tokens=100)
-    options |= dict(prompt_budget=50_000, progress=False, folder=tmp_path)
+    options: dict[str, Any] = dict(trajectories=2, turns=3, seed=0, temperature=0.9)
+    options |= dict(max_new_tokens=100, prompt_budget=50_000, progress=False, folder=tmp_path)
     with kernel_sandbox.Sandbox("cpp", fixed_speedup=2.0, reuse_verdicts=True) as sandbox:
         stopped = Script(*turns, fails_at=4)  # in the middle of the second task
         with pytest.raises(KeyboardInterrupt):
@@ -455,7 +456,7 @@ def test_scripted_answers_give_the_metrics_worked_out_by_hand(
         with pytest.raises(UserError, match="other settings .temperature."):
             ev.evaluate_policy(resumed, tokenizer, tasks, sandbox, **options | {"temperature": 1.0})
     assert found.tasks == ("single", "double") and found.correct.shape == (2, 2, 3)
-    assert found.status[:, 0].tolist() == [
+    assert found.status is not None and found.status[:, 0].tolist() == [
         ["FORMAT_ERROR", "CORRECT", "INCORRECT"],
         ["FORMAT_ERROR", "INCORRECT", "CORRECT"],
     ]
