@@ -14,6 +14,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -913,13 +914,16 @@ def get_init_inputs():
 """
 
 
+MEMORISE_STEPS = 80
+
+
 @pytest.fixture(scope="session")
 def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two tasks (a + b) and a tiny model that answers with the right kernel, one that
     subtracts, or one that does not compile, each about as often. Returns the config file."""
     import warmstart
     from kernel_sandbox import load_task
-    from rollout import build_prompt
+    from rollout import build_prompt, encode_prompt, feedback_text
 
     folder = tmp_path_factory.mktemp("writer")
     (folder / "tasks").mkdir()
@@ -930,14 +934,15 @@ def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(set(kernels)) == 3
     ways = [f"Okay, one.\n</think>\n```python\n{code}```\nAdded.\n" for code in kernels]
     task = load_task(folder / "tasks" / "plus.py", "cpp")
-    prompt = build_prompt(task, [], len, 10**9)
+    done = [KernelResult(Status.CORRECT, speedup=1.0), KernelResult(Status.INCORRECT, "it differs")]
+    earlier = [PastTurn(right, "Added.", feedback_text(result)) for result in done]
+    prompts = [build_prompt(task, past, len, 10**9) for past in ([], earlier[:1], earlier[1:])]
     settings = warmstart.Settings(hidden=64, layers=2, heads=2, inner=128, context=4096, merges=20)
-    tokenizer = warmstart.build_tokenizer([prompt, *ways] * 3, settings)
+    tokenizer = warmstart.build_tokenizer([*prompts, *ways] * 3, settings)
     rows = []
-    for way in ways:
-        ids = encode_chat(tokenizer, prompt)
+    for prompt, way in itertools.product(prompts, ways):
         answer = [*tokenizer(way, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-        rows.append((ids, answer))
+        rows.append((encode_prompt(tokenizer, prompt), answer))
     model = warmstart.new_model(len(tokenizer), settings, tokenizer, 0)
     memorise(model, rows)
     model.save_pretrained(folder / "model")
@@ -955,7 +960,7 @@ def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         turns = 2
         max_new_tokens = 80
         prompt_budget = 1500
-        learning_rate = 1e-3
+        learning_rate = 1e-4
         max_tokens_per_microbatch = 2048
         fixed_speedup = 1.0
         reuse_verdicts = true
@@ -965,22 +970,30 @@ def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config
 
 
-def encode_chat(tokenizer: Any, prompt: str) -> list[int]:
-    from rollout import encode_prompt
+@dataclasses.dataclass(frozen=True)
+class PastTurn:
+    """What a later prompt needs of an earlier turn."""
 
-    return encode_prompt(tokenizer, prompt)
+    code: str | None
+    summary: str
+    feedback: str
 
 
 def memorise(model: Any, rows: list[tuple[list[int], list[int]]]) -> None:
-    """A minute's worth of supervised training in seconds: three answers, one prompt."""
+    """Supervised training on a few (prompt, answer) pairs until they are nearly known by heart.
+
+    Padded on the right without a mask: no token of a causal model sees the padding.
+    """
+    width = max(len(ids) + len(answer) for ids, answer in rows)
+    every, labels = torch.zeros(len(rows), width).long(), torch.full((len(rows), width), -100)
+    for row, (ids, answer) in enumerate(rows):
+        every[row, : len(ids) + len(answer)] = torch.tensor(ids + answer)
+        labels[row, len(ids) : len(ids) + len(answer)] = torch.tensor(answer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
-    for _ in range(60):
+    for _ in range(MEMORISE_STEPS):
         optimizer.zero_grad()
-        for ids, answer in rows:
-            every = torch.tensor([ids + answer])
-            labels = torch.tensor([[-100] * len(ids) + answer])
-            model(input_ids=every, labels=labels, use_cache=False).loss.backward()
+        model(input_ids=every, labels=labels, use_cache=False).loss.backward()
         optimizer.step()
 
 
@@ -996,8 +1009,8 @@ def without_times(run: Path) -> list[dict[str, Any]]:
 
 def trained_text(run: Path) -> list[tuple[Any, ...]]:
     """What rollouts.jsonl says of every turn, times and cache left out."""
-    keys = ("step", "task", "trajectory", "turn", "prompt", "token_ids", "logprobs", "feedback")
-    keys += ("score", "return", "advantage")
+    text = ("step", "task", "trajectory", "turn", "prompt", "token_ids", "logprobs", "feedback")
+    keys = (*text, "score", "return", "advantage")
     return [
         tuple(row[key] for key in keys) for row in run_folder.read_lines(run / "rollouts.jsonl")
     ]
