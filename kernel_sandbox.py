@@ -18,7 +18,7 @@ Processes                      user code   can reach                        beli
                                            its memory files, the GPU
 
 A candidate's fault and a harness's fault never mix: when a process of ours is gone, it is replaced
-and the answer judged once more; when that fails too the verdict is HARNESS_ERROR, which is no score.
+and the answer judged once more; when that fails too the verdict is HARNESS_ERROR, and no score.
 
 Not covered: a candidate can slow its neighbours down (it shares caches and memory bandwidth), and
 it talks to the GPU's driver. Run a service for strangers in a container besides.
@@ -26,12 +26,10 @@ it talks to the GPU's driver. Run a service for strangers in a container besides
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import dataclasses
 import fcntl
-import json
 import logging
 import os
 import random
@@ -56,10 +54,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-import confinement
 import static_checks
 from confinement import Limits
-from kernel_build import BuildRequest, Builder, BuildResult, cache_root, extract_requests
+from kernel_build import Builder, BuildRequest, BuildResult, cache_root, extract_requests
 from sandbox_worker import Closed, receive, send
 
 logger = logging.getLogger(__name__)
@@ -67,13 +64,18 @@ logger = logging.getLogger(__name__)
 # Policy. Wall seconds unless said otherwise; what one candidate may use is in confinement.Limits.
 START_S = 120.0  # the zygote's import of torch, a reference's inputs and outputs
 REFERENCE_CALL_S = 60.0  # one call of the task's own Model
-INPUT_SETS = 3  # secret input sets of a task in one Sandbox
-REFERENCES = 12  # tasks whose reference process stays alive
+CHECK_SETS = 3  # secret input sets of a task, each used once per answer before timing
+POOL_BYTES = {"cpp": 64 << 20, "cuda": 1 << 30}  # input sets for timing, of one task
+MIN_POOL, MAX_POOL = 8, 32  # how many they are; no answer is timed on one of them twice
+VERIFIED = 4  # one in so many of them has its outputs compared; which, an answer cannot know
+REFERENCES = 8  # tasks whose reference process stays alive
+MAX_CODE = 256 << 10  # characters of an answer
 MAX_BUILD_ROUNDS = 4  # how often an answer may ask for a build we had not foreseen
-TIMING_S = {"cpp": 0.25, "cuda": 0.4}  # budget of the timed calls of one candidate
-MIN_PAIRS, MAX_PAIRS = 5, 60  # timed calls of each side
+TIMING_S = {"cpp": 0.15, "cuda": 0.4}  # budget of the timed calls of one candidate
+MIN_PAIRS = 5  # timed calls of each side
 NARROW = 0.02  # half-width of the interval, relative to the speedup, at which timing stops
-CHECK_SHARE = 0.2  # of the timed calls whose outputs are compared too
+SLOW = 20.0  # times slower than the reference: three calls are enough
+OUTSIDE_MS, OUTSIDE_SHARE = 0.2, 0.25  # work outside the timed window that is let pass
 STOCK_SEED = 42  # KernelBench's
 
 
@@ -282,17 +284,14 @@ class _Process:
     def __init__(self, zygote: _Zygote, pid: int, pidfd: int, sock: socket.socket) -> None:
         self.zygote, self.pid, self.pidfd, self.sock = zygote, pid, pidfd, sock
 
-    def ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> dict:
-        send(self.sock, message, fds)
-        return self.hear(timeout)
-
-    def hear(self, timeout: float) -> dict[str, Any]:
+    def hear(self, timeout: float, fds: list[int] | None = None) -> dict[str, Any]:
         self.sock.settimeout(max(timeout, 1e-3))
-        return receive(self.sock)
+        return receive(self.sock, fds)
 
     def kill(self) -> int | None:
         """End it; its wait status. A candidate has no children (seccomp), so this is all of it;
-        where there is no seccomp its session is killed as well."""
+        where there is no seccomp its session is killed as well. The zygote reaps it only when
+        asked for the status, so the pid is still its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)  # type: ignore[attr-defined]
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -309,7 +308,7 @@ class _Process:
 class _Zygote:
     """The process that has imported torch, seen from here."""
 
-    def __init__(self, shim: str | None) -> None:
+    def __init__(self, shim: str | None, scratch: str) -> None:
         ours, theirs = socket.socketpair()
         threads = str(len(os.sched_getaffinity(0)))
         keep = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TMPDIR",
@@ -324,7 +323,7 @@ class _Zygote:
         }  # fmt: skip
         worker = Path(__file__).resolve().parent / "sandbox_worker.py"
         self.process = subprocess.Popen(
-            [sys.executable, "-B", str(worker), str(theirs.fileno()), shim or ""],
+            [sys.executable, "-B", str(worker), str(theirs.fileno()), shim or "", scratch],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -392,7 +391,23 @@ def _memory_file(size: int) -> int:
     return fd
 
 
-_F_SEAL_FUTURE_WRITE = 0x0010  # not in Python's fcntl before 3.13
+@dataclass(frozen=True)
+class Call:
+    """Times of one call of one side, in milliseconds, by this process's clock but for `device`."""
+
+    load: float  # inputs into place
+    wall: float  # "go" to "done"
+    device: float  # between two events on the GPU, 0 on a CPU; of a candidate: a claim
+    copy: float | None = None  # outputs out of it; None: not asked for
+
+
+@dataclass(frozen=True)
+class _InputSet:
+    """Inputs of one call, in a sealed memory file."""
+
+    code: list[Any]  # the arguments as JSON, tensors by number
+    places: list[dict[str, Any]]  # where the tensors lie
+    fd: int
 
 
 class _Reference:
@@ -403,28 +418,38 @@ class _Reference:
         self.lock = threading.Lock()  # one conversation at a time
         self.seed = STOCK_SEED if rules == "kernelbench" else secrets.randbits(31)
         self.process = zygote.fork("reference")
-        self.fds: list[int] = []
+        self.sets: dict[int, _InputSet] = {}
+        self.weights_fd = self.outputs_fd = -1
+        start = {"source": task.source, "target": task.target, "rules": rules,
+                 "seed": self.seed, "device": device}  # fmt: skip
         try:
-            self.about = self.ask(
-                {
-                    "source": task.source, "target": task.target, "rules": rules,
-                    "seed": self.seed, "device": device, "sets": INPUT_SETS,
-                },
-                START_S,
-            )  # fmt: skip
-            sizes = [self.about["weights"]["bytes"]] + [s["bytes"] for s in self.about["inputs"]]
-            for size in sizes:
-                self.fds.append(_memory_file(size))
-            self.ask({"op": "fill"}, START_S, self.fds)
-            for fd in self.fds:  # from here on nobody can write into them, except this reference
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+            fds: list[int] = []
+            self.about = self.ask(start, START_S, new=fds)
+            self.weights_fd = fds[0]
+            self.outputs_fd = _memory_file(self.about["output_bytes"])
+            self.ask({"op": "outputs"}, START_S, [self.outputs_fd])
+            for index in range(CHECK_SETS):
+                self.draw(index, verify=True)
+            size = os.fstat(self.sets[0].fd).st_size
+            count = min(MAX_POOL, max(MIN_POOL, POOL_BYTES[task.target] // size))
+            self.pool = range(CHECK_SETS, CHECK_SETS + count)
+            self.verified = frozenset(
+                secrets.SystemRandom().sample(self.pool, max(2, count // VERIFIED))
+            )
         except BaseException:
             self.close()
             raise
 
-    def ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> dict:
+    def ask(
+        self,
+        message: Mapping[str, Any],
+        timeout: float = REFERENCE_CALL_S,
+        fds: Sequence[int] = (),
+        new: list[int] | None = None,
+    ) -> dict[str, Any]:
         try:
-            reply = self.process.ask(message, timeout, fds)
+            send(self.process.sock, message, fds)
+            reply = self.process.hear(timeout, new)
         except TimeoutError:
             raise HarnessFault("the reference took too long") from None
         except Closed:
@@ -433,34 +458,46 @@ class _Reference:
             raise HarnessFault(f"the reference failed: {reply['text']}")
         return reply
 
-    def load(self, index: int) -> None:
-        self.ask({"op": "load", "set": index}, REFERENCE_CALL_S)
+    def draw(self, index: int, *, verify: bool) -> _InputSet:
+        """The input set of this number, made if it is not there yet."""
+        if index not in self.sets:
+            fds: list[int] = []
+            reply = self.ask({"op": "draw", "set": index, "verify": verify}, START_S, new=fds)
+            self.sets[index] = _InputSet(reply["code"], reply["places"], fds[0])
+        return self.sets[index]
 
-    def go(self) -> tuple[float, float, float]:
-        """One call: wall milliseconds, milliseconds between its events, milliseconds of the copy
-        of its outputs."""
-        start = time.perf_counter()
-        done = self.ask({"op": "go"}, REFERENCE_CALL_S)
-        middle = time.perf_counter()
-        try:
-            self.process.hear(REFERENCE_CALL_S)
-        except (Closed, TimeoutError):
-            raise HarnessFault("the reference process is gone") from None
-        end = time.perf_counter()
-        return (middle - start) * 1e3, done["device_ms"], (end - middle) * 1e3
+    def timed_order(self, chance: random.Random) -> list[int]:
+        """The sets for timing in random order, two verified ones among the first."""
+        order = list(self.pool)
+        while True:
+            chance.shuffle(order)
+            if len(self.verified.intersection(order[:MIN_PAIRS])) >= 2:
+                return order
+
+    def call(self, index: int, *, copy: bool) -> Call:
+        """Load, go, and copy if asked to; timed."""
+        clock = time.perf_counter
+        start = clock()
+        self.ask({"op": "load", "set": index})
+        loaded = clock()
+        done = self.ask({"op": "go"})
+        middle = clock()
+        if copy:
+            self.ask({"op": "copy"})
+        end = clock()
+        ms = (loaded - start) * 1e3, (middle - loaded) * 1e3, (end - middle) * 1e3
+        return Call(ms[0], ms[1], float(done["device_ms"]), ms[2] if copy else None)
 
     def compare(self, index: int, outputs_fd: int) -> list[str]:
-        places = self.about["outputs"]
-        reply = self.ask(
-            {"op": "compare", "set": index, "places": places}, REFERENCE_CALL_S, [outputs_fd]
-        )
-        return reply["problems"]
+        return self.ask({"op": "compare", "set": index}, fds=[outputs_fd])["problems"]
 
     def close(self) -> None:
         self.process.kill()
-        for fd in self.fds:
-            os.close(fd)
-        self.fds = []
+        for fd in (self.weights_fd, self.outputs_fd, *(one.fd for one in self.sets.values())):
+            if fd >= 0:
+                os.close(fd)
+        self.weights_fd = self.outputs_fd = -1
+        self.sets.clear()
 
 
 class _Verdict(Exception):
@@ -497,13 +534,13 @@ class _Candidate:
             "code": code, "builds": builds, "folder": self.folder, "readable": box.readable(),
             "limits": dataclasses.asdict(box.limits), "target": box.target, "rules": box.rules,
             "device": box.device, "seed": STOCK_SEED,
-            **{k: reference.about[k] for k in ("init", "weights", "inputs", "outputs")},
+            **{k: reference.about[k] for k in ("init", "weights", "outputs", "keeps_inputs")},
         }  # fmt: skip
         try:
             self.outputs_fd = _memory_file(reference.about["output_bytes"])
-            fds = [reference.fds[0], self.outputs_fd, *reference.fds[1:]]
+            fds = [reference.weights_fd, self.outputs_fd]
             self.process = box.zygote().fork("candidate", fds)
-            send(self.process.sock, start)
+            self.tell(start)
             controls = self.hear("confined")["controls"]
             self.controls = tuple(str(name)[:40] for name in controls[:10])
             self.hear("ready")
@@ -568,30 +605,39 @@ class _Candidate:
             return _Verdict(Status.RUNTIME_ERROR, f"the process was killed by {name} ({meaning})")
         return _Verdict(Status.RUNTIME_ERROR, "the process ended before the run was complete")
 
-    def load(self, index: int, *, reuse: bool, poison: bool) -> None:
+    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         assert self.process is not None
+        self.process.sock.settimeout(self.limits.call_s)
         try:
-            send(self.process.sock, {"op": "load", "set": index, "reuse": reuse, "poison": poison})
+            send(self.process.sock, message, fds)
         except Closed:
             raise self._ended() from None
-        self.hear("loaded")
 
-    def go(self) -> tuple[float, float, float]:
-        """One call, as in _Reference.go; afterwards the outputs lie in shared memory."""
-        assert self.process is not None
-        start = time.perf_counter()
-        try:
-            send(self.process.sock, {"op": "go"})
-        except Closed:
-            raise self._ended() from None
+    def call(self, inputs: _InputSet, *, copy: bool, reuse: bool, poison: bool) -> Call:
+        """Load, go, and copy if asked to; timed. After a copy the outputs lie in shared memory."""
+        clock = time.perf_counter
+        load = {"op": "load", "code": inputs.code, "places": inputs.places,
+                "reuse": reuse, "poison": poison}  # fmt: skip
+        start = clock()
+        self.tell(load, [inputs.fd])
+        self.hear("loaded")
+        loaded = clock()
+        self.tell({"op": "go"})
         done = self.hear("done")
-        middle = time.perf_counter()
-        copied = self.hear("copied")
-        end = time.perf_counter()
-        self._check_outputs(copied.get("outputs"))
+        middle = clock()
+        copied: dict[str, Any] = {}
+        if copy:
+            self.tell({"op": "copy", "inputs": poison})
+            copied = self.hear("copied")
+        end = clock()
+        if copy:
+            self._check_outputs(copied.get("outputs"))
+        if copied.get("changed"):
+            raise _Verdict(Status.INCORRECT, "forward changed the contents of its inputs")
         claim = done.get("device_ms")
         claim = float(claim) if isinstance(claim, int | float) and 0 <= claim < 1e9 else 0.0
-        return (middle - start) * 1e3, claim, (end - middle) * 1e3
+        ms = (loaded - start) * 1e3, (middle - loaded) * 1e3, (end - middle) * 1e3
+        return Call(ms[0], ms[1], claim, ms[2] if copy else None)
 
     def _check_outputs(self, outputs: Any) -> None:
         if outputs == self.expected:
@@ -635,35 +681,45 @@ class Timing:
     pairs: int
 
 
-def summarise(candidate_ms: Sequence[float], reference_ms: Sequence[float]) -> Timing:
-    """Medians, their ratio and its bootstrap interval. Both lists in milliseconds, call by call."""
-    ours, theirs = np.asarray(candidate_ms), np.asarray(reference_ms)
-    draws = np.random.default_rng(0).integers(0, len(ours), (200, len(ours)))
-    ratios = np.median(theirs[draws], axis=1) / np.median(ours[draws], axis=1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    runtime, reference = float(np.median(ours)), float(np.median(theirs))
-    return Timing(runtime, reference, reference / runtime, (float(low), float(high)), len(ours))
-
-
-def _pair(
-    reference: tuple[float, float, float], candidate: tuple[float, float, float], overhead_ms: float
-) -> tuple[float, float]:
-    """(reference ms, candidate ms) of one pair of calls, each (wall, events, copy).
+def summarise(
+    candidate: Sequence[Call], reference: Sequence[Call], overhead_ms: float = 0.0
+) -> Timing:
+    """Medians over pairs of calls, their ratio and its bootstrap interval.
 
     Without a GPU the wall clock counts, less what an empty message takes. On a GPU the events
     count, as long as this process's clock agrees: wall time beyond the events' that the reference
-    does not have is work that the events did not see, and is added. On both, so is time that only
-    showed when the outputs were read (work that went on after forward had returned)."""
-    wall, events, copy = reference
-    own_wall, own_events, own_copy = candidate
-    late = own_copy - copy
-    late = late if late > 0.25 * own_wall and late > 1.0 else 0.0
-    floor = 1e-3
-    if events <= 0:
-        return max(wall - overhead_ms, floor), max(own_wall - overhead_ms, floor) + late
-    unseen = (own_wall - own_events) - (wall - events)
-    unseen = unseen if unseen > max(0.5, 0.5 * own_events) else 0.0
-    return max(events, floor), max(own_events, floor) + unseen + late
+    does not have is work that the events did not see, and is added. On both, so is time that a
+    candidate takes, and the reference does not, to load its inputs or to copy its outputs: work
+    done before forward was called, or after it had returned."""
+    on_gpu = any(call.device > 0 for call in reference)
+    ours = np.array([c.device if on_gpu else c.wall - overhead_ms for c in candidate])
+    theirs = np.array([c.device if on_gpu else c.wall - overhead_ms for c in reference])
+    ours, theirs = np.maximum(ours, 1e-3), np.maximum(theirs, 1e-3)
+    outside = [_excess([c.load for c in candidate], [c.load for c in reference])]
+    copies = [
+        (c.copy, r.copy)
+        for c, r in zip(candidate, reference, strict=True)
+        if c.copy is not None and r.copy is not None
+    ]
+    if copies:
+        outside.append(_excess(*zip(*copies, strict=True)))
+    if on_gpu:
+        outside.append(
+            _excess([c.wall - c.device for c in candidate], [c.wall - c.device for c in reference])
+        )
+    least = max(OUTSIDE_MS, OUTSIDE_SHARE * float(np.median(ours)))
+    ours = ours + sum(excess for excess in outside if excess > least)
+    draws = np.random.default_rng(0).integers(0, len(ours), (200, len(ours)))
+    ratios = np.median(theirs[draws], axis=1) / np.median(ours[draws], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    runtime, against = float(np.median(ours)), float(np.median(theirs))
+    return Timing(runtime, against, against / runtime, (float(low), float(high)), len(ours))
+
+
+def _excess(candidate_ms: Sequence[float], reference_ms: Sequence[float]) -> float:
+    """Median excess over the reference beyond a quarter of what the reference needs."""
+    theirs = float(np.median(reference_ms))
+    return float(np.median(candidate_ms)) - theirs * (1 + OUTSIDE_SHARE)
 
 
 # ------------------------------------------------------------------------------- the sandbox
@@ -775,10 +831,10 @@ class Sandbox:
                 logger.warning("the zygote ended; starting another")
                 self._drop_processes()
             if self._zygote is None:
-                self._zygote = _Zygote(self.builder.shim_path)
+                self._zygote = _Zygote(self.builder.shim_path, self.scratch)
                 if self.target == "cuda" and not self._zygote.about["cuda"]:
                     raise UserError(
-                        "this torch was built without CUDA; install one with it, or use --target cpp"
+                        "this torch was built without CUDA; install another, or use --target cpp"
                     )
             return self._zygote
 
@@ -882,8 +938,12 @@ class _Judging:
         if code is None:
             return self.result(Status.FORMAT_ERROR, format_error or "no code")
         code = code.encode("utf-8", "replace").decode()  # lone surrogates cannot travel
+        if len(code) > MAX_CODE:
+            return self.result(
+                Status.FORMAT_ERROR, f"the code is longer than {MAX_CODE} characters"
+            )
         if self.box.static and self.box.rules == "strict":
-            with self.stage("static"):
+            with self.stage("static"), self.box.busy():
                 found = static_checks.check(code, self.box.target, self.box.purity)
             for finding in found:
                 if finding.fatal:
@@ -945,7 +1005,8 @@ class _Judging:
             with self.stage("queue"):
                 stack.enter_context(self.box.quiet.measuring())
                 stack.enter_context(reference.lock)
-            candidate.deadline = time.monotonic() + self.box.limits.run_s  # queueing was not its fault
+            # Queueing was not its fault.
+            candidate.deadline = time.monotonic() + self.box.limits.run_s
             try:
                 with self.stage("check"):
                     self._check(candidate, reference)
@@ -973,15 +1034,14 @@ class _Judging:
         """A candidate died on the GPU: if the reference does not run there either, the GPU is at
         fault. HarnessFault then."""
         if self.box.target == "cuda" and verdict.status is Status.RUNTIME_ERROR:
-            reference.load(0)
-            reference.go()
+            reference.call(0, copy=True)
 
     def _check(self, candidate: _Candidate, reference: _Reference) -> None:
-        """One call on each input set, in random order, in memory full of garbage."""
-        order = random.sample(range(INPUT_SETS), INPUT_SETS)
+        """One call on each check set, in random order, in memory full of garbage."""
+        order = secrets.SystemRandom().sample(range(CHECK_SETS), CHECK_SETS)
         for count, index in enumerate(order):
-            candidate.load(index, reuse=count == 1, poison=True)
-            candidate.go()
+            inputs = reference.draw(index, verify=True)
+            candidate.call(inputs, copy=True, reuse=count == 1, poison=True)
             self._compare(candidate, reference, index, "")
 
     def _compare(
@@ -992,48 +1052,48 @@ class _Judging:
             raise _Verdict(Status.INCORRECT, "; ".join(problems) + when)
 
     def _time(self, candidate: _Candidate, reference: _Reference) -> Timing:
-        """Pairs of calls in alternating order until the interval is narrow or the budget spent."""
+        """Pairs of calls in alternating order, each on contents that this process has not seen,
+        until the interval is narrow, the budget spent or the contents used up."""
         overhead = self._overhead(reference)
-        chance = random.Random(secrets.randbits(64))
+        chance = secrets.SystemRandom()
         budget = TIMING_S[self.box.target]
-        ours: list[float] = []
-        theirs: list[float] = []
+        ours: list[Call] = []
+        theirs: list[Call] = []
+        candidate.call(reference.sets[0], copy=False, reuse=False, poison=False)  # warm-up
+        reference.call(0, copy=True)
         start = time.monotonic()
-        for count in range(MAX_PAIRS + 1):
-            index = chance.randrange(INPUT_SETS)
-            first, second = (reference, candidate) if count % 2 else (candidate, reference)
-            times = {}
-            for side in (first, second):
-                if side is candidate:
-                    candidate.load(index, reuse=chance.random() < 0.5, poison=False)
-                else:
-                    reference.load(index)
-                times[side] = side.go()
-            if chance.random() < CHECK_SHARE or count == MIN_PAIRS:
-                self._compare(candidate, reference, index, " (in a timed call)")
-            if count == 0:
-                continue  # warm-up of both sides
-            reference_ms, candidate_ms = _pair(times[reference], times[candidate], overhead)
-            theirs.append(reference_ms)
-            ours.append(candidate_ms)
+        for count, index in enumerate(reference.timed_order(chance), 1):
+            verify = index in reference.verified
+            inputs = reference.draw(index, verify=verify)
+            for side in (0, 1) if count % 2 else (1, 0):
+                if side:
+                    theirs.append(reference.call(index, copy=verify))
+                    continue
+                reuse = chance.random() < 0.5
+                ours.append(candidate.call(inputs, copy=verify, reuse=reuse, poison=False))
+                if verify:
+                    self._compare(candidate, reference, index, " (in a timed call)")
             spent = time.monotonic() - start
-            if count >= MIN_PAIRS or (count >= 3 and spent > 4 * budget):
-                timing = summarise(ours, theirs)
+            if count >= 3:
+                timing = summarise(ours, theirs, overhead)
                 width = (timing.interval[1] - timing.interval[0]) / 2
-                if spent > budget or width < NARROW * timing.speedup:
+                slow = timing.runtime_ms > SLOW * timing.reference_ms or spent > 4 * budget
+                if slow or count >= MIN_PAIRS and (
+                    spent > budget or width < NARROW * timing.speedup
+                ):
                     break
-        return summarise(ours, theirs)
+        return timing
 
     def _overhead(self, reference: _Reference) -> float:
         """Milliseconds of a message there and back, measured with the reference."""
         if self.box.target == "cuda":
             return 0.0
         times = []
-        for _ in range(5):
+        for _ in range(7):
             start = time.perf_counter()
-            reference.ask({"op": "ping"}, REFERENCE_CALL_S)
+            reference.ask({"op": "ping"})
             times.append((time.perf_counter() - start) * 1e3)
-        return sorted(times)[2]
+        return sorted(times)[3]
 
 
 def evaluate(task: Task, code: str | None, **options: Any) -> KernelResult:
