@@ -5,7 +5,8 @@ each named in the list that `enter` returns (a control that the machine lacks is
 leading "no-", so that a verdict says under what it was reached):
 
   rlimits    CPU seconds, file size, open files, no core dumps; address space where no GPU is used
-  no-privs   PR_SET_NO_NEW_PRIVS: nothing it executes gains rights
+  no-privs   PR_SET_NO_NEW_PRIVS: nothing it executes gains rights; and root's capabilities go, so
+             that root here may do what an ordinary user may
   landlock   the file system: writes only below `writable`, reads only below `readable`
   seccomp    no new process (threads may), no program execution, no signal to another process, no
              tracing, no network, no mounts or namespaces, no io_uring; so one SIGKILL ends it all
@@ -66,6 +67,7 @@ def enter(
     if _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
     controls.append("no-new-privs")
+    controls.append(_drop_capabilities())
     controls.append(_landlock(writable, readable, gpu))
     controls.append(_seccomp(gpu))
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # after the rest: it closes /proc/self to itself
@@ -103,6 +105,16 @@ def _rlimits(limits: Limits, gpu: bool) -> str:
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(which, (value, value))
     return "rlimits"
+
+
+_CAPABILITY_VERSION_3, _CAPSET = 0x20080522, 126
+
+
+def _drop_capabilities() -> str:
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    if platform.machine() != "x86_64" or _libc.syscall(_CAPSET, header, bytes(24)) != 0:
+        return "keeps-capabilities"
+    return "no-capabilities"
 
 
 # ------------------------------------------------------------------------------- Landlock

@@ -531,7 +531,7 @@ class _Candidate:
         self.process: _Process | None = None
         self.controls: tuple[str, ...] = ()
         start = {
-            "code": code, "builds": builds, "folder": self.folder, "readable": box.readable(),
+            "code": code, "builds": builds, "folder": self.folder, "readable": box.readable(builds),
             "limits": dataclasses.asdict(box.limits), "target": box.target, "rules": box.rules,
             "device": box.device, "seed": STOCK_SEED,
             **{k: reference.about[k] for k in ("init", "weights", "outputs", "keeps_inputs")},
@@ -847,14 +847,16 @@ class Sandbox:
             self._zygote.close()
             self._zygote = None
 
-    def readable(self) -> list[str]:
-        """What a candidate's process may read: libraries, Python, its builds."""
+    def readable(self, builds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """What a candidate's process may read: libraries, Python, its own builds."""
         import importlib.util
 
         spec = importlib.util.find_spec("torch")
         places = [sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr", "/lib", "/lib64", "/bin",
-                  "/etc/ld.so.cache", "/etc/ld.so.conf", "/proc", "/sys/devices", "/dev/null",
-                  "/dev/urandom", "/dev/zero", str(self.builder.cache.root)]  # fmt: skip
+                  "/etc/ld.so.cache", "/etc/ld.so.conf", "/proc/self", "/proc/cpuinfo",
+                  "/proc/meminfo", "/sys/devices/system", "/dev/null", "/dev/urandom",
+                  "/dev/zero"]  # fmt: skip
+        places += [str(Path(built["path"]).parent) for built in builds.values()]
         if spec is not None and spec.origin:
             places.append(str(Path(spec.origin).parent.parent))
         if self.target == "cuda":
