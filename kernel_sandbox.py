@@ -823,6 +823,11 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def audit(self, task: Task) -> list[str]:
+        """Lazy answers that would pass on this task, and faithful ones that would not."""
+        with self._reference(task) as reference, reference.lock:
+            return reference.ask({"op": "audit", "sets": CHECK_SETS}, START_S)["findings"]
+
     # -- processes
 
     def zygote(self) -> _Zygote:
@@ -872,7 +877,8 @@ class Sandbox:
             with self._lock:
                 found = self._references.get(task)
             if found is None:
-                found = _Reference(self.zygote(), task, self.rules, self.device)
+                with self.busy():
+                    found = _Reference(self.zygote(), task, self.rules, self.device)
             with self._lock:
                 self._references[task] = found
                 self._references.move_to_end(task)
@@ -1102,3 +1108,9 @@ def evaluate(task: Task, code: str | None, **options: Any) -> KernelResult:
     """One verdict by a sandbox of its own; `options` are Sandbox's."""
     with Sandbox(task.target, **options) as box:
         return box.evaluate(task, code)
+
+
+if __name__ == "__main__":
+    import sandbox_commands
+
+    sys.exit(sandbox_commands.main())

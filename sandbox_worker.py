@@ -31,7 +31,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -525,6 +525,83 @@ class _Reference:
                 label = f"output {index}: " if len(places) > 1 else ""
                 problems.append(label + problem)
         return {"event": "compared", "problems": problems}
+
+
+    def do_audit(self, request: Mapping[str, Any], fds: list[int], new: list[int]) -> Any:
+        """Which lazy answers pass on every set, and which faithful ones fail on one."""
+        sets = range(request["sets"])
+        lazy: dict[str, bool] = {}
+        faithful: dict[str, str] = {}
+        for index in sets:
+            right = [wide for wide, _ in self.expected[index]]
+            for name, answer in self._lazy(index, right):
+                lazy[name] = lazy.get(name, True) and not self._problems(index, answer)
+            for name, answer in self._faithful(index):
+                problem = self._problems(index, answer)
+                if problem:
+                    faithful[name] = problem
+        findings = [f"accepted: {name}" for name, passed in lazy.items() if passed]
+        findings += [f"refused: {name}: {problem}" for name, problem in faithful.items()]
+        return {"event": "audited", "findings": findings}
+
+    def _problems(self, index: int, answer: Sequence[Any]) -> str:
+        pairs = zip(answer, self.expected[index], self.outputs, strict=True)
+        return "; ".join(
+            problem
+            for found, (wide, own), like in pairs
+            if (problem := _difference(found.to(like.dtype), wide, own))
+        )
+
+    def _run(self, arguments: Sequence[Any]) -> list[Any]:
+        output, _ = self.device.call(self.model, _place(arguments, self.device.name))
+        flat = _flatten(output)
+        return [] if isinstance(flat, str) else [tensor.detach() for tensor in flat]
+
+    def _lazy(self, index: int, right: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+        """Answers that have not done the work: (name, outputs)."""
+        import torch
+
+        wide = [tensor.double() for tensor in right]
+        yield "zeros", [torch.zeros_like(tensor) for tensor in wide]
+        yield "the best constant", [t.mean().expand_as(t) for t in wide]
+        if any(t.dim() > 1 for t in wide):
+            yield (
+                "the mean of every row",
+                [t.mean(-1, keepdim=True).expand_as(t) if t.dim() > 1 else t for t in wide],
+            )
+        if any(t.is_floating_point() for t in self.outputs):
+            yield "rounded to bfloat16", [
+                t.bfloat16() if like.is_floating_point() else t
+                for t, like in zip(right, self.outputs, strict=True)
+            ]
+        halves = []
+        for tensor in wide:
+            half = tensor.clone()
+            half.reshape(-1)[half.numel() // 2 :] = 0
+            halves.append(half)
+        yield "half of the work", halves
+        other = (index + 1) % len(self.expected)
+        yield "the outputs of other inputs", [value for value, _ in self.expected[other]]
+        for place, given in enumerate(self.sets[index]):
+            if not isinstance(given, torch.Tensor):
+                continue
+            if all(given.shape == tensor.shape for tensor in wide):
+                yield f"a copy of input {place}", [given.to(self.device.name)] * len(wide)
+            arguments = list(self.sets[index])
+            arguments[place] = self.sets[other][place]
+            yield f"input {place} of other inputs", self._run(arguments)
+
+    def _faithful(self, index: int) -> Iterator[tuple[str, list[Any]]]:
+        """Answers that must pass: the reference, also with its sums in another order."""
+        import torch
+
+        yield "the reference itself", self._run(self.sets[index])
+        if not self.device.cuda:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            with torch.backends.mkldnn.flags(enabled=False):
+                yield "the reference on one thread", self._run(self.sets[index])
+            torch.set_num_threads(threads)
 
 
 def _same(one: Any, other: Any) -> bool:
