@@ -189,8 +189,6 @@ _SURE = [  # about the candidate's own names and plain C types; g++ first, then 
     rf"invalid operands of types '{_BUILTIN}' and '{_BUILTIN}' to binary '.*",
     rf"invalid type argument of unary '\*' \(have '{_BUILTIN}'\)",
     rf"invalid types '{_BUILTIN}\[{_BUILTIN}\]' for array subscript",
-    r"redeclaration of '[\w ]*'",
-    r"conflicting declaration '[\w *]*'",
     r"assignment of read-only (location|variable) .*",
     r"(lvalue required as .*|break statement not within .*|continue statement not within .*)",
     r"'else' without a previous 'if'",
@@ -219,6 +217,10 @@ _SYNTAX = [
     r"too many decimal points in number",
     r"unable to find numeric literal operator .*",
     r"identifier .* not allowed here",
+    r"a function-definition is not allowed here .*",
+    r"(redeclaration of|conflicting declaration) '.*'",
+    r"invalid use of '(this|void)'.*",
+    r"return-statement with (no value|a value), in function .*",
 ]
 
 

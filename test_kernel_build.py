@@ -242,6 +242,7 @@ SURE = [
     ("p[0] = max(p[0], 0.0f);", "'max' was not declared"),
     ("for (int i = 0; i < n; ++i) { p[i] = 0;", "a brace is not closed"),
     ("#include <torch/nosuch.h>", "torch/nosuch.h"),
+    ("auto p = x.numel();", "conflicting declaration"),
 ]
 UNSURE = [
     "auto z = x + x;",
