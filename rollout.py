@@ -332,9 +332,9 @@ def _clean(text: str) -> str:
 Split = Literal["train", "heldout", "all"]
 
 # ASSUMPTION A07: Kevin trains on 180 of the 200 tasks of KernelBench's levels 1 and 2 and holds 10
-# of each level out, but publishes no ids. These are ours, picked by hand so that no near-duplicate
-# of a held-out task is trained on (so none of level 1's convolutions 50 and 54-87, which are one
-# family, nor 33 and 39 of level 2, which are one pipeline).
+# of each level out, but publishes no ids. These are ours, picked by hand over the kinds of task;
+# none is of level 1's convolutions (50 and 54-87 are one family, so its members would be trained
+# on), none is 33 or 39 of level 2 (one pipeline at two sizes).
 KERNELBENCH_HELDOUT = {
     1: (5, 11, 24, 29, 36, 46, 48, 91, 97, 98),
     2: (4, 14, 17, 28, 37, 52, 63, 71, 86, 99),
