@@ -30,6 +30,7 @@ import ast
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import logging
 import os
 import random
@@ -74,6 +75,8 @@ MAX_BUILD_ROUNDS = 4  # how often an answer may ask for a build we had not fores
 TIMING_S = {"cpp": 0.15, "cuda": 0.4}  # budget of the timed calls of one candidate
 MIN_PAIRS = 5  # timed calls of each side
 NARROW = 0.02  # half-width of the interval, relative to the speedup, at which timing stops
+LEAST_CALLS, MORE_CALLS = 12, 6  # of forward in all: at least, and at random so many more
+RECHECK_S = 0.3  # budget of the calls after timing
 SLOW = 20.0  # times slower than the reference: three calls are enough
 OUTSIDE_MS, OUTSIDE_SHARE = 0.2, 0.25  # work outside the timed window that is let pass
 STOCK_SEED = 42  # KernelBench's
@@ -405,6 +408,7 @@ class Call:
 class _InputSet:
     """Inputs of one call, in a sealed memory file."""
 
+    number: int
     code: list[Any]  # the arguments as JSON, tensors by number
     places: list[dict[str, Any]]  # where the tensors lie
     fd: int
@@ -463,7 +467,7 @@ class _Reference:
         if index not in self.sets:
             fds: list[int] = []
             reply = self.ask({"op": "draw", "set": index, "verify": verify}, START_S, new=fds)
-            self.sets[index] = _InputSet(reply["code"], reply["places"], fds[0])
+            self.sets[index] = _InputSet(index, reply["code"], reply["places"], fds[0])
         return self.sets[index]
 
     def timed_order(self, chance: random.Random) -> list[int]:
@@ -530,6 +534,8 @@ class _Candidate:
         self.outputs_fd = -1
         self.process: _Process | None = None
         self.controls: tuple[str, ...] = ()
+        self.calls = 0  # of forward
+        self.last_set = -1  # number of the input set of the last call
         start = {
             "code": code, "builds": builds, "folder": self.folder, "readable": box.readable(builds),
             "limits": dataclasses.asdict(box.limits), "target": box.target, "rules": box.rules,
@@ -618,6 +624,8 @@ class _Candidate:
         clock = time.perf_counter
         load = {"op": "load", "code": inputs.code, "places": inputs.places,
                 "reuse": reuse, "poison": poison}  # fmt: skip
+        self.calls += 1
+        self.last_set = inputs.number
         start = clock()
         self.tell(load, [inputs.fd])
         self.hear("loaded")
@@ -1025,6 +1033,8 @@ class _Judging:
                     )
                 with self.stage("time"):
                     timing = self._time(candidate, reference)
+                with self.stage("recheck"):
+                    self._recheck(candidate, reference)
             except _Verdict as verdict:
                 self._settle_blame(verdict, reference)
                 raise
@@ -1051,6 +1061,28 @@ class _Judging:
             inputs = reference.draw(index, verify=True)
             candidate.call(inputs, copy=True, reuse=count == 1, poison=True)
             self._compare(candidate, reference, index, "")
+
+    def _recheck(self, candidate: _Candidate, reference: _Reference) -> None:
+        """More calls after the timed ones, so that nobody can tell by counting which call is the
+        last that anyone looks at."""
+        chance = secrets.SystemRandom()
+        goal = LEAST_CALLS + chance.randrange(MORE_CALLS)
+        known = [*range(CHECK_SETS), *reference.verified]
+        order = chance.sample(known, len(known))
+        if order[0] == candidate.last_set:  # an old output must not be right by chance
+            order.append(order.pop(0))
+        start = time.monotonic()
+        last = False
+        for index in itertools.cycle(order):
+            if last:
+                break
+            last = candidate.calls + 1 >= goal or time.monotonic() - start > RECHECK_S
+            inputs = reference.draw(index, verify=True)
+            look = last or chance.random() < 0.3
+            reuse = chance.random() < 0.5
+            candidate.call(inputs, copy=look, reuse=reuse, poison=False)
+            if look:
+                self._compare(candidate, reference, index, " (in a later call)")
 
     def _compare(
         self, candidate: _Candidate, reference: _Reference, index: int, when: str

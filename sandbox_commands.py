@@ -277,9 +277,10 @@ def _task_files(arguments: Sequence[str]) -> list[Path]:
     for argument in arguments:
         path = Path(argument)
         if path.is_dir():
-            files += sorted(
-                file for file in path.rglob("*.py") if "def get_inputs" in read_kernel(file)
-            )
+            for file in sorted(path.rglob("*.py")):
+                text = read_kernel(file)
+                if re.search(r"^class Model\b", text, re.M) and "\ndef get_inputs" in text:
+                    files.append(file)
         else:
             files.append(path)
     return files
