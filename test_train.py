@@ -927,8 +927,10 @@ def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("writer")
     (folder / "tasks").mkdir()
-    for name in ("plus", "sum"):
+    for name in ("plus", "sum", "more"):
         (folder / "tasks" / f"{name}.py").write_text(ADD_TASK)
+    splits = 'train = ["plus", "sum"]\nheldout = ["more"]\n'
+    (folder / "tasks" / "splits.toml").write_text(splits)
     right = (HERE / "prompts" / "example_cpp.py").read_text()
     kernels = [right, right.replace("] + pb", "] - pb"), right.replace("return out;", "return;")]
     assert len(set(kernels)) == 3
@@ -965,6 +967,8 @@ def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fixed_speedup = 1.0
         reuse_verdicts = true
         save_every = 2
+        eval_trajectories = 2
+        eval_turns = 2
         '''
     )
     return config
@@ -1050,6 +1054,18 @@ def test_a_run_leaves_what_the_readme_promises(whole_run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_ends_with_the_held_out_comparison(whole_run: Path) -> None:
+    """Before and after on the held-out task: table, results, and the turns behind them."""
+    table = (whole_run / "table.txt").read_text()
+    assert "held-out best-of-2-turns score" in table
+    results = json.loads((whole_run / "results.json").read_text())
+    assert results["comparison"]["turns"] == 2
+    for moment in ("before", "after"):
+        turns = run_folder.read_lines(whole_run / f"eval_{moment}" / "turns.jsonl")
+        assert [row["task"] for row in turns] == ["more"] * 4
+
+
+@pytest.mark.slow
 def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
     kernel_writer: Path, whole_run: Path, tmp_path: Path
 ) -> None:
@@ -1067,10 +1083,12 @@ def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
     time.sleep(delay)
     process.kill()
     process.wait()
+    first_evaluation, resumed = run / "eval_before" / "finished", time.time()
     done = subprocess.run(
         train_command("--resume", run), capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
+    assert first_evaluation.stat().st_mtime < resumed, "the evaluation before is not repeated"
     assert without_times(run) == without_times(whole_run)
     assert trained_text(run) == trained_text(whole_run)
     final = ("checkpoints", "step_00004", "model.safetensors")

@@ -563,7 +563,7 @@ def evaluate_heldout(run: Run, moment: str) -> Any:
     return result
 
 
-def report(run: Run, before: Any, after: Any) -> None:
+def finish(run: Run, before: Any, after: Any) -> None:
     """The final table on the terminal and in the run folder."""
     if not run.is_main:
         return
@@ -571,11 +571,10 @@ def report(run: Run, before: Any, after: Any) -> None:
         import evaluate
 
         table = evaluate.compare_table(before, after)
-        comparison = dataclasses.asdict(evaluate.compare(before, after))
         print(f"\n{table}")
         run_folder.write_whole(run.folder / "table.txt", table + "\n")
-        results = {"steps": run.step, "comparison": comparison}
-        run_folder.write_whole(run.folder / "results.json", json.dumps(results, indent=1) + "\n")
+        results = json.dumps(evaluate.results(after, before), indent=1)
+        run_folder.write_whole(run.folder / "results.json", results + "\n")
     print(f"run folder: {run.folder}", flush=True)
 
 
@@ -737,10 +736,10 @@ def evaluate_and_train(run: Run, resumed: bool) -> int:
     try:
         if not resumed or finished.exists():  # after training began, it can only be read back
             before = evaluate_heldout(run, "before")
-            if before is not None:
+            if before is not None and not finished.exists():
                 run_folder.write_whole(finished, "")
         train(run)
-        report(run, before, evaluate_heldout(run, "after"))
+        finish(run, before, evaluate_heldout(run, "after"))
         return 0
     except KeyboardInterrupt:
         alone = run.accelerator.num_processes == 1  # saving is a collective
