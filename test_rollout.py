@@ -791,12 +791,14 @@ def test_cuda_example_is_a_correct_answer():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logprobs_on_the_gpu(tokenizer, dtype):
-    model = small_model().to("cuda", dtype)
+    model: Any = small_model()
+    model.to("cuda", dtype)
     policy = TransformersPolicy(model, tokenizer)
     prompts = some_prompts(40)
     made = policy.generate(prompts, seed=1, max_new_tokens=30)
     assert policy.generate(prompts, seed=1, max_new_tokens=30) == made
-    reference = small_model().to("cuda", torch.float32)
+    reference: Any = small_model()
+    reference.to("cuda")
     with torch.no_grad():
         for own, value in zip(reference.parameters(), model.parameters(), strict=True):
             own.copy_(value)
