@@ -103,7 +103,10 @@ def _rlimits(limits: Limits, gpu: bool) -> str:
     for which, most in pairs:
         hard = resource.getrlimit(which)[1]
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (value, value))
+        # At the soft limit of CPU time comes SIGXCPU, which says what happened; at the hard one
+        # SIGKILL, which does not.
+        spare = which == resource.RLIMIT_CPU and (hard == resource.RLIM_INFINITY or value < hard)
+        resource.setrlimit(which, (value, value + spare))
     return "rlimits"
 
 

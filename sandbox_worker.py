@@ -726,7 +726,7 @@ def _mismatch(wrong: Any, found: Any, wide: Any) -> str:
     place = ", ".join(str(i) for i in reversed(index))
     share = 100.0 * count / max(1, wrong.numel())
     return (
-        f"{share:.2g} % of the elements are wrong; largest error {worst:.3g}; "
+        f"{share:.3g} % of the elements are wrong; largest error {worst:.3g}; "
         f"first at [{place}]: got {got:.6g}, expected {want:.6g}"
     )
 
@@ -939,6 +939,7 @@ def describe(error: BaseException) -> str:
         trace = trace.tb_next
     text = re.sub(r"0x[0-9a-fA-F]{6,}", "0x...", text)
     text = re.sub(r"(/[\w.+-]+){2,}/", "", text)
+    text = re.sub(r"candidate-\w+", "candidate", text)  # the folder it runs in
     text = text.split("\nException raised from")[0]  # torch's C++ stack, full of addresses
     return (text[:MESSAGE_CHARS] + (f" (line {line} of the code)" if line else "")).strip()
 
