@@ -217,6 +217,7 @@ _SYNTAX = [
     r"too many decimal points in number",
     r"unable to find numeric literal operator .*",
     r"identifier .* not allowed here",
+    r"template instantiation depth exceeds .*",
     r"a function-definition is not allowed here .*",
     r"(redeclaration of|conflicting declaration) '.*'",
     r"invalid use of '(this|void)'.*",

@@ -39,7 +39,6 @@ import json
 import logging
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -831,6 +830,9 @@ def _link_command(
 # ---- running a compiler -------------------------------------------------------------------------
 
 
+_OBJECT_BYTES = 256 << 20  # the largest file that a compiler may write
+
+
 @dataclass(frozen=True)
 class Compiled:
     """One finished compiler process."""
@@ -876,10 +878,11 @@ def _run_compiler(
         "TMPDIR": str(folder),
     }
     environment["HOME"] = str(folder)
+    limits = f"ulimit -c 0; ulimit -f {_OBJECT_BYTES // 512}; ulimit -v {memory_bytes // 1024}; "
     log = folder / "log"
     with open(log, "wb") as stream:
         process = subprocess.Popen(
-            command,
+            ["/bin/sh", "-c", limits + 'exec "$@"', "sh", *command],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -888,10 +891,6 @@ def _run_compiler(
             start_new_session=True,
         )
         try:
-            with contextlib.suppress(OSError, ValueError):
-                resource.prlimit(process.pid, resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
-                resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
             try:
                 process.wait(timeout_s)
                 timed_out = False
@@ -1019,7 +1018,7 @@ class Builder:
         jobs: int | None = None,
         timeout_s: float = 60.0,
         stock_timeout_s: float = 300.0,
-        memory_bytes: int = 8 << 30,
+        memory_bytes: int = 4 << 30,
         rungs: Sequence[int] = (0, 2),
     ) -> None:
         """`target`: "cpp" or "cuda". `timeout_s`: wall time of one compiler at rung 0,
@@ -1250,12 +1249,26 @@ class Builder:
         failed = [d for d in done if d.returncode]
         for d in failed:
             _raise_if_ours(d.text)
+        if any(_OUT_OF_MEMORY.search(d.text) for d in failed):
+            text = f"the compiler ran out of memory ({self.memory_bytes >> 20} MB)"
+            return BuildResult(False, kind=kind, rung=rung, error=text), True
+        if any(_TOO_LARGE.search(d.text) or d.returncode == -signal.SIGXFSZ for d in failed):
+            text = f"the compiled kernel is larger than {_OBJECT_BYTES >> 20} MB"
+            return BuildResult(False, kind=kind, rung=rung, error=text), True
         verdicts = [(diagnostics(d.text), d.text) for d in failed]
         certain = next((v for v in verdicts if blame(v[0], sources, self.names)), None)
         errors, text = certain or verdicts[0]
         errors = [e for e in errors if e.file in sources] or errors
         message = report(errors, text, sources)
         return BuildResult(False, kind=kind, rung=rung, error=message), certain is not None
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|virtual memory exhausted|[Cc]annot allocate memory|bad_alloc|Killed signal"
+)
+
+
+_TOO_LARGE = re.compile(r"File too large|File size limit exceeded")
 
 
 def _raise_if_ours(output: str) -> None:

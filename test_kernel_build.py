@@ -422,6 +422,20 @@ def test_a_compiler_that_takes_too_long_is_killed_and_not_cached(cache):
         assert patient.build(request(in_function("p[0] = 99;"))).ok
 
 
+def test_too_much_memory_and_too_large_an_object_are_the_candidates_fault(cache):
+    tens = "\n".join(f"#define A{i + 1} " + ",".join([f"A{i}"] * 10) for i in range(6))
+    many = f"#define A0 1\n{tens}\nstatic int table[] = {{A6}};\n" + in_function("p[0] = table[1];")
+    large = "int table[1 << 28] = {1};\n" + in_function("p[0] = table[1];")
+    with Builder("cpp", cache, memory_bytes=250 << 20) as small:
+        for bomb, text in (
+            (many, "the compiler ran out of memory (250 MB)"),
+            (large, "the compiled kernel is larger than 256 MB"),
+        ):
+            result = small.build(request(bomb))
+            assert not result.ok and result.rung == 0 and not result.harness_error
+            assert result.error == text
+
+
 def test_a_compiler_reads_no_private_file(builder, tmp_path):
     if "no-landlock" in confinement.available():
         pytest.skip("no Landlock here")
