@@ -204,7 +204,7 @@ _SURE = [  # about the candidate's own names and plain C types; g++ first, then 
     UNCLOSED,
 ]
 _SYNTAX = [
-    r"expected .*",
+    r"(expected .*|.* expected before .*)",
     r"stray '.*' in program",
     r"missing binary operator .*",
     r"this declaration has no storage class or type specifier",
