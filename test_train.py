@@ -580,11 +580,8 @@ def test_learning_follows_the_sign_of_the_advantage(sign: int) -> None:
 def gradients_on_one_of_many(out: Path) -> None:
     """What each process of the next test runs: the same batch, shared out; the first one saves."""
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
 
-    accelerator = Accelerator(
-        cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
-    )
+    accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == 2
     samples = random_samples()
     old = old_logprobs(samples)

@@ -600,7 +600,7 @@ def tracker_names(config: Config) -> list[str]:
 
 def make_accelerator(config: Config, folder: Path | None = None) -> Accelerator:
     """One process, or one of the replicas that accelerate or torchrun launched."""
-    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate import Accelerator, InitProcessGroupKwargs
     from accelerate.utils import DistributedType
 
     # A process may wait for the slowest kernel of another, and for the evaluation.
@@ -610,7 +610,7 @@ def make_accelerator(config: Config, folder: Path | None = None) -> Accelerator:
         cpu=not torch.cuda.is_available(),
         log_with=tracker_names(config) or None,
         project_dir=folder,
-        kwargs_handlers=[patience, DistributedDataParallelKwargs(broadcast_buffers=False)],
+        kwargs_handlers=[patience],
     )
     replicas = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
     if accelerator.distributed_type not in replicas:
