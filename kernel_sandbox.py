@@ -57,7 +57,14 @@ import numpy as np
 
 import static_checks
 from confinement import Limits
-from kernel_build import Builder, BuildRequest, BuildResult, cache_root, extract_requests
+from kernel_build import (
+    Builder,
+    BuildRequest,
+    BuildResult,
+    ToolchainError,
+    cache_root,
+    extract_requests,
+)
 from sandbox_worker import Closed, receive, send
 
 logger = logging.getLogger(__name__)
@@ -380,6 +387,27 @@ class _Zygote:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+
+
+def _scratch_folder() -> tuple[str, int]:
+    """A new folder in memory for the candidates' own folders, and a descriptor that holds its
+    lock. Folders that nobody holds any more, because their sandbox and its zygote were killed
+    together, are removed."""
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    for lock in base.glob("kernel-sandbox-*/lock"):
+        with contextlib.suppress(OSError):
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_size:  # its owner got as far as holding it
+                    shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(fd)
+    folder = tempfile.mkdtemp(prefix="kernel-sandbox-", dir=base)
+    fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(fd, b"held")
+    return folder, fd
 
 
 def _memory_file(size: int) -> int:
@@ -764,17 +792,20 @@ class Sandbox:
         self.device = (list(gpus) or [0])[0] if gpus is not None else 0
         self.cache_dir = cache_dir
         self.builder = Builder(target, cache_dir, jobs, timeout_s=self.limits.build_s)
+        root = cache_root(cache_dir)
         try:
             self.builder.prepare()
-        except Exception as error:
+            root.mkdir(parents=True, exist_ok=True)
+            self.scratch, self._scratch_lock = _scratch_folder()
+        except ToolchainError as error:
             self.builder.close()
-            if type(error).__name__ in ("ToolchainError", "BuildError"):
-                raise UserError(str(error)) from None
-            raise
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.scratch = tempfile.mkdtemp(prefix="kernel-sandbox-", dir=base)
-        root = cache_root(cache_dir)
-        root.mkdir(parents=True, exist_ok=True)
+            raise UserError(str(error)) from None
+        except OSError as error:
+            where = error.filename or root
+            raise UserError(
+                f"cannot write to {where}: {error.strerror}; make room, or set KEVIN_CACHE_DIR "
+                "(builds) and TMPDIR to folders that can be written"
+            ) from None
         self.quiet = _Quiet(root / f"measuring-{target}.lock")
         self._starting = threading.Semaphore(4 if target == "cpp" else 8)
         self._references: OrderedDict[Task, _Reference] = OrderedDict()
@@ -824,6 +855,9 @@ class Sandbox:
                 self._zygote = None
         self.builder.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
+        if self._scratch_lock >= 0:
+            os.close(self._scratch_lock)
+            self._scratch_lock = -1
 
     def __enter__(self) -> Sandbox:
         return self
