@@ -390,24 +390,27 @@ class _Zygote:
 
 
 def _scratch_folder() -> tuple[str, int]:
-    """A new folder in memory for the candidates' own folders, and a descriptor that holds its
-    lock. Folders that nobody holds any more, because their sandbox and its zygote were killed
+    """A new folder in memory for the candidates' own folders, and a descriptor that holds a lock
+    on it. Folders that nobody holds any more, because their sandbox and its zygote were killed
     together, are removed."""
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-    for lock in base.glob("kernel-sandbox-*/lock"):
+    how = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    for old in base.glob("kernel-sandbox.*"):
         with contextlib.suppress(OSError):
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(old, how)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_size:  # its owner got as far as holding it
-                    shutil.rmtree(lock.parent, ignore_errors=True)
+                shutil.rmtree(old, ignore_errors=True)
             finally:
                 os.close(fd)
-    folder = tempfile.mkdtemp(prefix="kernel-sandbox-", dir=base)
-    fd = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.write(fd, b"held")
-    return folder, fd
+    while True:
+        folder = tempfile.mkdtemp(prefix="kernel-sandbox.", dir=base)
+        with contextlib.suppress(OSError):  # another one swept it away before it was held
+            fd = os.open(folder, how)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.path.isdir(folder):
+                return folder, fd
+            os.close(fd)
 
 
 def _memory_file(size: int) -> int:
