@@ -6,11 +6,10 @@ each layer must hold by itself."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,19 +24,14 @@ import pytest
 
 import confinement
 import kernel_sandbox
-import sandbox_commands
 from confinement import Limits
 from kernel_sandbox import (
-    Call,
     KernelResult,
     Sandbox,
     Status,
     Task,
     UserError,
     load_task,
-    resolve_sizes,
-    score,
-    summarise,
 )
 
 HERE = Path(__file__).resolve().parent
@@ -69,23 +63,6 @@ def get_init_inputs():
     return [COLS]
 """
 
-SOFTMAX = """
-import torch
-import torch.nn as nn
-
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, dim=1)
-
-
-def get_inputs():
-    return [torch.randn(64, 2048)]
-
-
-def get_init_inputs():
-    return []
-"""
 
 SOURCE = r"""
 #include <torch/extension.h>
@@ -145,7 +122,11 @@ void add_one(torch::Tensor x) {
 }
 
 static volatile int sink = 0;
-static int deeper(int n) { volatile char frame[65536]; frame[n % 65536] = 1; return deeper(n + 1) + frame[0]; }
+static int deeper(int n) {
+  volatile char frame[65536];
+  frame[n % 65536] = 1;
+  return deeper(n + 1) + frame[0];
+}
 void crash(int64_t how) {
   if (how == 0) { volatile int* p = (int*)16; sink = *p; }
   if (how == 1) std::abort();
@@ -177,7 +158,8 @@ class ModelNew(nn.Module):
 <forward>
 """
 
-HONEST = "return k.honest(x, self.gain, self.offset)"
+RIGHT = "k.honest(x, self.gain, self.offset)"
+HONEST = "return " + RIGHT
 INIT = """self.gain = nn.Parameter(torch.ones(cols))
 self.offset = nn.Parameter(torch.zeros(cols))"""
 
@@ -196,7 +178,6 @@ def answer(forward: str = HONEST, *, init: str = INIT, top: str = "") -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tasks")
     (place / "gain.py").write_text(TASK)
-    (place / "soft.py").write_text(SOFTMAX)
     return place
 
 
@@ -247,61 +228,13 @@ def test_honest_kernel_is_correct_and_timed(judge: Judge) -> None:
     assert judge(answer(), static=True, timed=True).cached
 
 
-def test_json_object_has_the_promised_fields(judge: Judge) -> None:
-    record = json.loads(json.dumps(judge(answer()).to_json()))
-    promised = """status reason evidence score speedup runtime_ms reference_ms build_s total_s rung
-    cached target""".split()
-    assert set(promised) <= set(record)
-    assert record["status"] == "CORRECT" and record["score"] == 1.3 and record["target"] == "cpp"
-
-
-def test_score_is_the_papers() -> None:
-    assert score(True, 2.5) == 2.8 and score(False, 2.5) == 0.0
-
-
 def test_controls_in_force_are_named(judge: Judge) -> None:
     controls = judge(answer()).controls
     assert "rlimits" in controls and "no-new-privs" in controls
     assert controls == confinement.available()
 
 
-def test_identical_answers_are_judged_once(box: Sandbox, task: Task) -> None:
-    box.reuse_verdicts = True
-    try:
-        first, second = box.submit(task, None, "no block"), box.submit(task, None, "no block")
-        other = box.submit(task, None, "two blocks")
-    finally:
-        box.reuse_verdicts = False
-    assert first is second and other is not first
-    assert other.result().reason == "two blocks"
-
-
 # ------------------------------------------------------------------------------- format, compiler
-
-
-def test_no_code(box: Sandbox, task: Task) -> None:
-    result = box.evaluate(task, None, "the answer holds two code blocks")
-    assert result.status is Status.FORMAT_ERROR
-    assert result.reason == "the answer holds two code blocks" and result.score == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("class ModelNew(:", "syntax"),
-        ("x = 1\n", "ModelNew"),
-        ("\udcff\x00", ""),
-        ("x = 1\n" * 100_000, "longer than"),
-    ],
-    ids=["syntax", "no class", "not text", "too long"],
-)
-def test_format_errors(judge: Judge, code: str, reason: str) -> None:
-    for static in (True, False):
-        result = judge(code, static=static)
-        assert result.status in (Status.FORMAT_ERROR, Status.RUNTIME_ERROR), result
-        if static:
-            assert result.status is Status.FORMAT_ERROR
-            assert reason.lower() in result.reason.lower()
 
 
 def test_compile_error_names_line_and_cause(judge: Judge) -> None:
@@ -315,13 +248,7 @@ def test_compile_error_names_line_and_cause(judge: Judge) -> None:
     assert "/" not in result.reason.split("error:")[0]
 
 
-def test_static_checks_come_first(judge: Judge) -> None:
-    result = judge(answer("return torch.tanh(x) * self.gain + self.offset"), static=True)
-    assert result.status is Status.HACK and result.score == 0
-    assert "build" not in result.stages
-
-
-# ------------------------------------------------------------------------------- failing at run time
+# ------------------------------------------------------------------------------- failures
 
 RUNTIME = {
     "exception at import": (
@@ -364,12 +291,6 @@ def test_runtime_errors(judge: Judge, name: str) -> None:
     assert result.score == 0 and result.compiled
 
 
-def test_same_failure_same_words(judge: Judge) -> None:
-    """What the model reads holds no address, pid or path that changes from run to run."""
-    code = answer("raise RuntimeError(f'{object()} {__import__(\"os\").getcwd()}')")
-    assert judge(code).reason == judge(code).reason
-
-
 @pytest.mark.parametrize(
     "code", [answer("k.crash(4)"), answer("while True: pass")], ids=["C++", "Python"]
 )
@@ -380,44 +301,35 @@ def test_endless_loop_is_a_timeout(judge: Judge, code: str) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_endless_import_is_a_timeout(judge: Judge) -> None:
-    assert judge(answer(top="while True: pass"), call_s=0.7).status is Status.TIMEOUT
-
-
 def test_cpu_time_is_limited(judge: Judge) -> None:
     result = judge(answer("k.crash(4)"), cpu_s=1)
     assert result.status is Status.TIMEOUT and "CPU time" in result.reason
 
 
-def test_memory_is_limited(judge: Judge) -> None:
-    result = judge(answer("y = torch.ones(1 << 29); return y"), memory_bytes=1 << 30)
-    assert result.status is Status.RUNTIME_ERROR and "memory" in result.reason.lower()
-
-
 # ------------------------------------------------------------------------------- wrong results
 
 WRONG = {
-    "every value": ("return " + HONEST[7:] + " + 1", r"^100 % of the elements are wrong"),
-    "one value": ("y = " + HONEST[7:] + "; y[255, 511] += 0.01; return y", r"first at \[255, 511\]"),
+    "every value": (HONEST + " + 1", r"^100 % of the elements are wrong"),
+    "one value": ("y = " + RIGHT + "; y[255, 511] += 0.01; return y", r"first at \[255, 511\]"),
     "zeros": ("return torch.zeros_like(x)", r"% of the elements are wrong"),
-    "rounded to bf16": ("return (" + HONEST[7:] + ").bfloat16().float()", r"% of the elements"),
-    "rounded to fp16": ("return (" + HONEST[7:] + ").half().float()", r"% of the elements"),
+    "rounded to bf16": ("return (" + RIGHT + ").bfloat16().float()", r"% of the elements"),
+    "rounded to fp16": ("return (" + RIGHT + ").half().float()", r"% of the elements"),
     "half": ("return k.half_done(x, self.gain, self.offset)", r"first at \[128, 0\]"),
     "nothing written": ("return k.unwritten(x)", r"100 % of the elements are wrong"),
-    "NaN": ("y = " + HONEST[7:] + "; y[3, 4] = float('nan'); return y", r"first at \[3, 4\]: got nan"),
-    "infinity": ("y = " + HONEST[7:] + "; y[3, 4] = float('inf'); return y", r"got inf"),
-    "shape": ("return " + HONEST[7:] + "[:1]", r"has shape \[1, 512\], expected \[256, 512\]"),
-    "dtype": ("return (" + HONEST[7:] + ").double()", r"has dtype float64, expected float32"),
-    "two tensors": ("y = " + HONEST[7:] + "; return y, y", r"returned 2 tensors, expected 1"),
+    "NaN": ("y = " + RIGHT + "; y[3, 4] = float('nan'); return y", r"first at \[3, 4\]: got nan"),
+    "infinity": ("y = " + RIGHT + "; y[3, 4] = float('inf'); return y", r"got inf"),
+    "shape": (HONEST + "[:1]", r"has shape \[1, 512\], expected \[256, 512\]"),
+    "dtype": ("return (" + RIGHT + ").double()", r"has dtype float64, expected float32"),
+    "two tensors": ("y = " + RIGHT + "; return y, y", r"returned 2 tensors, expected 1"),
     "no tensor": ("return 'correct'", r"returned str, not a tensor"),
     "nothing": ("pass", r"returned NoneType, not a tensor"),
     "subclass": (
-        "class Lazy(torch.Tensor): pass\nreturn (" + HONEST[7:] + ").as_subclass(Lazy)",
+        "class Lazy(torch.Tensor): pass\nreturn (" + RIGHT + ").as_subclass(Lazy)",
         r"returned Lazy, not a tensor",
     ),
-    "generator": ("return (y for y in [" + HONEST[7:] + "])", r"returned generator, not"),
+    "generator": ("return (y for y in [" + RIGHT + "])", r"returned generator, not"),
     "inputs changed": (
-        "y = " + HONEST[7:] + "; k.add_one(x); return y",
+        "y = " + RIGHT + "; k.add_one(x); return y",
         r"^forward changed the contents of its inputs$",
     ),
     "computed later": ("return k.later(x, self.gain, self.offset, 50)", r"% of the elements are"),
@@ -431,14 +343,6 @@ def test_wrong_results(judge: Judge, name: str) -> None:
     assert result.status is Status.INCORRECT, result
     assert re.search(reason, result.reason), result.reason
     assert result.score == 0 and result.compiled
-
-
-def test_zeros_on_a_softmax(judge: Judge, folder: Path) -> None:
-    """Its outputs are around 1/2048: an absolute tolerance would let zeros pass."""
-    soft = load_task(folder / "soft.py", "cpp")
-    code = answer("return torch.zeros_like(x)", init="pass").replace("self, cols", "self")
-    result = judge(code, on=soft)
-    assert result.status is Status.INCORRECT and result.reason.startswith("100 %"), result
 
 
 # ------------------------------------------------------------------------------- weights
@@ -470,3 +374,202 @@ def test_weights_are_not_the_constructors(judge: Judge) -> None:
     forward = "self.gain, self.offset\nreturn k.honest(x, torch.ones(512), torch.zeros(512))"
     result = judge(answer(forward))
     assert result.status is Status.INCORRECT and "of the elements are wrong" in result.reason
+
+
+# ------------------------------------------------------------------------------- cheats in time
+
+
+@pytest.mark.parametrize("key", ["x.data_ptr()", "tuple(x.shape)", "float(x[0, 0])", "id(x)"])
+def test_caches_are_caught(judge: Judge, key: str) -> None:
+    forward = f"""
+        kept = self.__dict__.setdefault("kept", {{}})
+        if {key} not in kept:
+            kept[{key}] = k.honest(x, self.gain, self.offset)
+        return kept[{key}]
+    """
+    result = judge(answer(forward), timed=True)
+    # By contents it is never the same twice, so that such a cache is merely of no use.
+    if key == "float(x[0, 0])":
+        assert result.status is Status.CORRECT
+    else:
+        assert result.status is Status.INCORRECT, result
+
+
+def test_work_outside_the_timed_window_is_charged(judge: Judge) -> None:
+    """Here `detach`, called when the outputs are copied, does the work: 30 ms of sleep for each
+    call, after "done". Without the charge its speedup would be in the hundreds."""
+    forward = """
+        import time
+        if not hasattr(torch.Tensor, "original"):
+            torch.Tensor.original = torch.Tensor.detach
+            def slow(tensor):
+                time.sleep(0.03)
+                return torch.Tensor.original(tensor)
+            torch.Tensor.detach = slow
+        return k.honest(x, self.gain, self.offset)
+    """
+    result = judge(answer(forward), timed=True)
+    assert result.status is Status.CORRECT and result.runtime_ms > 25, result
+
+
+# ------------------------------------------------------------------------------- forged records
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["b'\\xff' * 64", "b'\\x04\\0\\0\\0nope'", "b'\\x02\\0\\0\\0[]'", "b'\\0\\0\\0\\x7f'"],
+    ids=["long", "no JSON", "no object", "huge"],
+)
+def test_junk_on_the_socket(judge: Judge, data: str) -> None:
+    forward = f"""
+        import os, stat, time
+        for fd in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, {data})
+            except OSError:
+                pass
+        time.sleep(0.2)
+    """
+    result = judge(answer(forward))
+    assert result.status is Status.RUNTIME_ERROR
+    assert result.reason == "the process sent no usable record of the run"
+
+
+# ------------------------------------------------------------------------------- confinement
+
+# What must be refused: an expression that raises when it is.
+ATTEMPTS = {
+    "write the cache": "open(CACHE + '/canary', 'w')",
+    "delete": "os.unlink(TASK)",
+    "rename": "os.rename(TASK, TASK + '2')",
+    "read the task": "open(TASK).read()",
+    "read the parent's environment": "open(f'/proc/{PARENT}/environ', 'rb').read()",
+    "signal to the parent": "os.kill(PARENT, 0)",
+    "signal to the zygote": "os.kill(os.getppid(), 0)",
+    "signal to its group": "os.kill(0, 0)",
+    "signal to everybody": "os.kill(-1, 0)",
+    "local socket": "__import__('socket').socketpair()",
+    "shared memory": "os.memfd_create('x')",
+    "higher limits": "__import__('resource').setrlimit(0, (-1, -1))",
+    "another priority": "os.setpriority(0, 0, 1)",
+    "chroot": "os.chroot('/')",
+    "namespace": "ctypes_call(272, 0x10000000)",
+    "tracing": "ctypes_call(101, 16, PARENT, 0, 0)",
+    "reading a process": "ctypes_call(310, PARENT, 0, 0, 0, 0, 0)",
+    "io_uring": "ctypes_call(425, 1, 0)",
+}
+CALL = """
+import ctypes, os
+
+def ctypes_call(number, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+"""
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_confinement(judge: Judge, box: Sandbox, folder: Path, name: str) -> None:
+    """Tried at import. "REFUSED" shows that it ran as far as the attempt."""
+    places = {
+        "TASK": str(folder / "gain.py"),
+        "CACHE": str(kernel_sandbox.cache_root(box.cache_dir)),
+        "PARENT": os.getpid(),
+    }
+    constants = "\n".join(f"{key} = {value!r}" for key, value in places.items())
+    attempt = f"""
+try:
+    {ATTEMPTS[name]}
+except (OSError, ValueError):
+    raise RuntimeError("REFUSED")
+raise RuntimeError("SUCCEEDED")
+"""
+    result = judge(answer(top=CALL + constants + attempt))
+    assert result.status is Status.RUNTIME_ERROR and "REFUSED" in result.reason, result
+    assert (folder / "gain.py").read_text() == TASK
+
+
+def test_environment_is_not_handed_on(judge: Judge) -> None:
+    """The zygote gets a short list of variables, so that no key of the caller's reaches it."""
+    result = judge(answer(top="import os; raise RuntimeError(','.join(sorted(os.environ)))"))
+    names = set(result.reason.split(": ")[1].split(" (")[0].split(","))
+    assert "OMP_NUM_THREADS" in names
+    assert names <= {
+        "PATH", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "KEVIN_CACHE_DIR", "PYTHONPATH", "HOME",
+        "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "LC_CTYPE",
+        "KMP_BLOCKTIME", "PYTHONHASHSEED", "CUDA_CACHE_DISABLE", "CUDA_MODULE_LOADING",
+        "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TORCH_CUDA_ARCH_LIST",
+        "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR", "KINETO_LOG_LEVEL",
+    }, names  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- our own faults
+
+
+def _processes(box: Sandbox) -> list[int]:
+    """The zygote and what it has forked."""
+    zygote = box.zygote().process.pid
+    children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    return [zygote, *map(int, children)]
+
+
+def test_candidates_leave_nothing(judge: Judge, box: Sandbox) -> None:
+    judge(answer())
+    before = _processes(box)
+    for forward in ("k.crash(0)", "import os; os._exit(0)", HONEST, "raise ValueError"):
+        judge(answer(forward))
+    assert _processes(box) == before
+    assert [name for name in os.listdir(box.scratch) if name.startswith("candidate-")] == []
+
+
+def test_zygote_killed_in_the_middle(judge: Judge, box: Sandbox) -> None:
+    """The answer is judged once more, and is not blamed."""
+    judge(answer())
+    zygote = box.zygote()
+    timer = threading.Timer(0.6, lambda: os.kill(zygote.process.pid, signal.SIGKILL))
+    timer.start()
+    slow = "import time; time.sleep(0.4)\n" + HONEST
+    assert judge(answer(slow)).status is Status.CORRECT
+    timer.join()
+    assert box.zygote() is not zygote
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return torch", "raise ValueError('broken task')\n        return torch"),
+        ("return [torch.randn(ROWS, COLS)]", "raise ValueError('broken task')"),
+        ("self.gain = nn", "raise ValueError('broken task')\n        self.gain = nn"),
+    ],
+    ids=["forward", "get_inputs", "constructor"],
+)
+def test_a_broken_task_is_a_harness_error(judge: Judge, task: Task, old: str, new: str) -> None:
+    broken = dataclasses.replace(task, source=task.source.replace(old, new))
+    result = judge(answer(), on=broken)
+    assert result.status is Status.HARNESS_ERROR and "broken task" in result.reason, result
+    assert result.score == 0 and not result.compiled
+
+
+def test_unwritable_cache_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        Sandbox("cpp", cache_dir=tmp_path / "file" / "cache")
+
+
+def test_folders_of_killed_sandboxes_are_removed() -> None:
+    """Sandbox and zygote killed together leave a folder, which nobody locks any more."""
+    code = "import kernel_sandbox, os\nprint(kernel_sandbox._scratch_folder()[0])\nos._exit(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True
+    )
+    stale = Path(done.stdout.strip())
+    assert stale.is_dir()
+    mine, lock = kernel_sandbox._scratch_folder()
+    assert not stale.exists()
+    other, other_lock = kernel_sandbox._scratch_folder()
+    assert Path(mine).is_dir()  # it is held
+    for fd in (lock, other_lock):
+        os.close(fd)
+    for folder in (mine, other):
+        shutil.rmtree(folder)
