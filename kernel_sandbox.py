@@ -846,6 +846,10 @@ class Sandbox:
         with self.quiet.busy():
             yield
 
+    def using_cores(self) -> contextlib.AbstractContextManager[None]:
+        """`busy` where kernels are timed on the cores; on a GPU builds go on meanwhile."""
+        return self.busy() if self.target == "cpp" else contextlib.nullcontext()
+
     def close(self) -> None:
         """Ends every process and removes every file of this sandbox."""
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -996,7 +1000,7 @@ class _Judging:
                 Status.FORMAT_ERROR, f"the code is longer than {MAX_CODE} characters"
             )
         if self.box.static and self.box.rules == "strict":
-            with self.stage("static"), self.box.busy():
+            with self.stage("static"), self.box.using_cores():
                 found = static_checks.check(code, self.box.target, self.box.purity)
             for finding in found:
                 if finding.fatal:
@@ -1035,7 +1039,7 @@ class _Judging:
                 raise _Verdict(Status.HACK, finding.message, finding.rule, finding.evidence[:300])
 
     def _build(self, request: BuildRequest, ready: dict[str, Any]) -> None:
-        with self.stage("build"), self.box.busy():
+        with self.stage("build"), self.box.using_cores():
             built = self.box.builder.submit(request).result()
         self.builds.append(built)
         if built.harness_error:
@@ -1055,23 +1059,20 @@ class _Judging:
                 candidate = _Candidate(self.box, reference, code, ready)
             stack.callback(candidate.close)
             self.controls = candidate.controls
-            with self.stage("queue"):
-                stack.enter_context(self.box.quiet.measuring())
-                stack.enter_context(reference.lock)
-            # Queueing was not its fault.
-            candidate.deadline = time.monotonic() + self.box.limits.run_s
+            fixed = self.box.fixed_speedup
             try:
-                with self.stage("check"):
+                # On a CPU an answer is checked and timed in one turn; on a GPU several are checked
+                # at a time.
+                one_turn = self.box.target == "cpp" and fixed is None
+                with self._turn(candidate, reference, alone=one_turn):
                     self._check(candidate, reference)
-                if self.box.fixed_speedup is not None:
-                    fixed = self.box.fixed_speedup
-                    return self.result(
-                        Status.CORRECT, speedup=fixed, speedup_ci=(fixed, fixed)
-                    )
-                with self.stage("time"):
-                    timing = self._time(candidate, reference)
-                with self.stage("recheck"):
-                    self._recheck(candidate, reference)
+                    if one_turn:
+                        timing = self._measure(candidate, reference)
+                if fixed is not None:
+                    return self.result(Status.CORRECT, speedup=fixed, speedup_ci=(fixed, fixed))
+                if not one_turn:
+                    with self._turn(candidate, reference, alone=True):
+                        timing = self._measure(candidate, reference)
             except _Verdict as verdict:
                 self._settle_blame(verdict, reference)
                 raise
@@ -1085,6 +1086,25 @@ class _Judging:
             evidence=(f"{timing.pairs} timed pairs",),
         )
 
+    @contextlib.contextmanager
+    def _turn(
+        self, candidate: _Candidate, reference: _Reference, *, alone: bool
+    ) -> Iterator[None]:
+        """Its turn with the reference; alone: nothing else of this machine's sandboxes runs."""
+        with contextlib.ExitStack() as stack:
+            with self.stage("queue"):
+                stack.enter_context(self.box.quiet.measuring() if alone else self.box.busy())
+                stack.enter_context(reference.lock)
+            candidate.deadline = time.monotonic() + self.box.limits.run_s  # queueing is no fault
+            yield
+
+    def _measure(self, candidate: _Candidate, reference: _Reference) -> Timing:
+        with self.stage("time"):
+            timing = self._time(candidate, reference)
+        with self.stage("recheck"):
+            self._recheck(candidate, reference)
+        return timing
+
     def _settle_blame(self, verdict: _Verdict, reference: _Reference) -> None:
         """A candidate died on the GPU: if the reference does not run there either, the GPU is at
         fault. HarnessFault then."""
@@ -1094,10 +1114,11 @@ class _Judging:
     def _check(self, candidate: _Candidate, reference: _Reference) -> None:
         """One call on each check set, in random order, in memory full of garbage."""
         order = secrets.SystemRandom().sample(range(CHECK_SETS), CHECK_SETS)
-        for count, index in enumerate(order):
-            inputs = reference.draw(index, verify=True)
-            candidate.call(inputs, copy=True, reuse=count == 1, poison=True)
-            self._compare(candidate, reference, index, "")
+        with self.stage("check"):
+            for count, index in enumerate(order):
+                inputs = reference.draw(index, verify=True)
+                candidate.call(inputs, copy=True, reuse=count == 1, poison=True)
+                self._compare(candidate, reference, index, "")
 
     def _recheck(self, candidate: _Candidate, reference: _Reference) -> None:
         """More calls after the timed ones, so that nobody can tell by counting which call is the
