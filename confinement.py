@@ -94,7 +94,7 @@ def _rlimits(limits: Limits, gpu: bool) -> str:
     pairs = [
         (resource.RLIMIT_CPU, limits.cpu_s),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
-        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NOFILE, max(limits.open_files, 1024 if gpu else 0)),  # CUDA's own
         (resource.RLIMIT_CORE, 0),
     ]
     if not gpu:  # CUDA reserves far more address space than it uses
@@ -153,7 +153,10 @@ def _landlock(writable: Sequence[str | Path], readable: Sequence[str | Path], gp
     rules: list[tuple[str | Path, int]] = [(path, _READ) for path in readable]
     rules += [(path, handled & ~_EXECUTE) for path in writable]
     if gpu:
-        rules += [(path, handled & ~_EXECUTE) for path in ("/dev", "/proc")]
+        # Every device, but not the shared memory beside them; of /proc what is its own.
+        nodes = [entry.path for entry in os.scandir("/dev") if entry.name not in ("shm", "mqueue")]
+        rules += [("/proc", _READ), ("/dev", _READ)]
+        rules += [(path, handled & ~_EXECUTE) for path in ("/proc/self", *nodes)]
     for path, access in rules:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
