@@ -1,6 +1,6 @@
 # label: attack
 # task: tanh_square
-# mechanism: D07 computes on the first eight calls, later returns the last result
+# mechanism: D07 computes on the first three calls, later returns the last result
 # target: cpp
 # expect: INCORRECT
 import torch
@@ -27,7 +27,7 @@ torch::Tensor compute(torch::Tensor x) {
 torch::Tensor run(torch::Tensor x) {
     static int calls = 0;
     static torch::Tensor kept;
-    if (calls++ < 8) kept = compute(x);
+    if (calls++ < 3) kept = compute(x);
     return kept;
 }
 """
