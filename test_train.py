@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ from train_config import Config, load_config
 
 HERE = Path(__file__).resolve().parent
 NAN = math.nan
+# One thread each: with more, the threads of tiny tensors spin, and on a busy machine take 20 times
+# as long (measured). It is part of what must be equal for bitwise equal runs.
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 # ------------------------------------------------------------------------------------------------
 # Equations
@@ -914,7 +927,7 @@ def get_init_inputs():
 MEMORISE_STEPS = 80
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kernel_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two tasks (a + b) and a tiny model that answers with the right kernel, one that
     subtracts, or one that does not compile, each about as often. Returns the config file."""
@@ -1017,12 +1030,12 @@ def trained_text(run: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole_run(kernel_writer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing interrupts."""
     run = tmp_path_factory.mktemp("runs") / "whole"
     words = train_command("--config", kernel_writer, "--run-dir", run)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert f"run folder: {run}" in done.stdout
     return run
@@ -1069,7 +1082,9 @@ def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
     """SIGKILL somewhere after the first step; --resume; same metrics, rollouts and weights."""
     run = tmp_path / "run"
     words = train_command("--config", kernel_writer, "--run-dir", run)
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ONE_THREAD
+    )
     log = run / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (log.exists() and log.read_text()) and process.poll() is None:
@@ -1082,7 +1097,11 @@ def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
     process.wait()
     first_evaluation, resumed = run / "eval_before" / "finished", time.time()
     done = subprocess.run(
-        train_command("--resume", run), capture_output=True, text=True, timeout=250
+        train_command("--resume", run),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=ONE_THREAD,
     )
     assert done.returncode == 0, done.stderr
     assert first_evaluation.stat().st_mtime < resumed, "the evaluation before is not repeated"
@@ -1097,7 +1116,9 @@ def test_ctrl_c_says_how_to_resume(kernel_writer: Path, tmp_path: Path) -> None:
     """SIGINT after the first step: status 130, the command to continue, logs that can be cut."""
     run = tmp_path / "run"
     words = train_command("--config", kernel_writer, "--run-dir", run, "--steps", "1000")
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ONE_THREAD
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 1/"):
