@@ -451,6 +451,9 @@ class _Reference:
     def __init__(self, zygote: _Zygote, task: Task, rules: str, device: int) -> None:
         self.zygote = zygote
         self.lock = threading.Lock()  # one conversation at a time
+        self.users = 0  # verdicts that need it now
+        self.closed = False
+        self.retired = False  # to be closed when the last user is gone
         self.seed = STOCK_SEED if rules == "kernelbench" else secrets.randbits(31)
         self.process = zygote.fork("reference")
         self.sets: dict[int, _InputSet] = {}
@@ -527,6 +530,9 @@ class _Reference:
         return self.ask({"op": "compare", "set": index}, fds=[outputs_fd])["problems"]
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         self.process.kill()
         for fd in (self.weights_fd, self.outputs_fd, *(one.fd for one in self.sets.values())):
             if fd >= 0:
@@ -576,9 +582,13 @@ class _Candidate:
         try:
             self.outputs_fd = _memory_file(reference.about["output_bytes"])
             fds = [reference.weights_fd, self.outputs_fd]
-            self.process = box.zygote().fork("candidate", fds)
-            self.tell(start)
-            controls = self.hear("confined")["controls"]
+            # From the zygote of its reference: if that is gone, both are.
+            self.process = reference.zygote.fork("candidate", fds)
+            try:
+                self.tell(start)
+                controls = self.hear("confined", START_S)["controls"]
+            except _Verdict as verdict:  # nothing of the answer has run yet
+                raise HarnessFault(f"a candidate did not start: {verdict.reason}") from None
             self.controls = tuple(str(name)[:40] for name in controls[:10])
             self.hear("ready")
         except BaseException:
@@ -589,7 +599,7 @@ class _Candidate:
         """The next message, which must be `event`; everything else is a verdict."""
         assert self.process is not None
         left = self.deadline - time.monotonic()
-        timeout = min(left, timeout or self.limits.call_s)
+        timeout = timeout or min(left, self.limits.call_s)
         try:
             if left <= 0:
                 raise TimeoutError
@@ -729,25 +739,28 @@ def summarise(
     count, as long as this process's clock agrees: wall time beyond the events' that the reference
     does not have is work that the events did not see, and is added. On both, so is time that a
     candidate takes, and the reference does not, to load its inputs or to copy its outputs: work
-    done before forward was called, or after it had returned."""
+    done before forward was called, or after it had returned. Call by call, so that work hidden in
+    some calls only does not hide behind a median; copies are not made in every call, and which
+    ones a candidate cannot know, so their median counts for all."""
     on_gpu = any(call.device > 0 for call in reference)
     ours = np.array([c.device if on_gpu else c.wall - overhead_ms for c in candidate])
     theirs = np.array([c.device if on_gpu else c.wall - overhead_ms for c in reference])
     ours, theirs = np.maximum(ours, 1e-3), np.maximum(theirs, 1e-3)
-    outside = [_excess([c.load for c in candidate], [c.load for c in reference])]
+    least = max(OUTSIDE_MS, OUTSIDE_SHARE * float(np.median(ours)))
+    hidden = [_excess([c.load for c in candidate], [c.load for c in reference])]
+    if on_gpu:
+        hidden.append(
+            _excess([c.wall - c.device for c in candidate], [c.wall - c.device for c in reference])
+        )
     copies = [
         (c.copy, r.copy)
         for c, r in zip(candidate, reference, strict=True)
         if c.copy is not None and r.copy is not None
     ]
     if copies:
-        outside.append(_excess(*zip(*copies, strict=True)))
-    if on_gpu:
-        outside.append(
-            _excess([c.wall - c.device for c in candidate], [c.wall - c.device for c in reference])
-        )
-    least = max(OUTSIDE_MS, OUTSIDE_SHARE * float(np.median(ours)))
-    ours = ours + sum(excess for excess in outside if excess > least)
+        hidden.append(np.median(_excess(*zip(*copies, strict=True)), keepdims=True))
+    for excess in hidden:
+        ours = ours + np.where(excess > least, excess, 0.0)
     draws = np.random.default_rng(0).integers(0, len(ours), (200, len(ours)))
     ratios = np.median(theirs[draws], axis=1) / np.median(ours[draws], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
@@ -755,10 +768,9 @@ def summarise(
     return Timing(runtime, against, against / runtime, (float(low), float(high)), len(ours))
 
 
-def _excess(candidate_ms: Sequence[float], reference_ms: Sequence[float]) -> float:
-    """Median excess over the reference beyond a quarter of what the reference needs."""
-    theirs = float(np.median(reference_ms))
-    return float(np.median(candidate_ms)) - theirs * (1 + OUTSIDE_SHARE)
+def _excess(candidate_ms: Sequence[float], reference_ms: Sequence[float]) -> np.ndarray:
+    """What a candidate takes beyond the reference's median and a quarter, call by call."""
+    return np.asarray(candidate_ms) - float(np.median(reference_ms)) * (1 + OUTSIDE_SHARE)
 
 
 # ------------------------------------------------------------------------------- the sandbox
@@ -812,7 +824,6 @@ class Sandbox:
         self.quiet = _Quiet(root / f"measuring-{target}.lock")
         self._starting = threading.Semaphore(4 if target == "cpp" else 8)
         self._references: OrderedDict[Task, _Reference] = OrderedDict()
-        self._in_use: dict[Task, int] = {}
         self._lock = threading.RLock()
         self._task_locks: dict[Task, threading.Lock] = {}
         self._zygote: _Zygote | None = None
@@ -854,12 +865,7 @@ class Sandbox:
         """Ends every process and removes every file of this sandbox."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            for reference in self._references.values():
-                reference.close()
-            self._references.clear()
-            if self._zygote is not None:
-                self._zygote.close()
-                self._zygote = None
+            self._drop_processes()
         self.builder.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
         if self._scratch_lock >= 0:
@@ -893,13 +899,20 @@ class Sandbox:
             return self._zygote
 
     def _drop_processes(self) -> None:
-        for reference in self._references.values():
-            with contextlib.suppress(Exception):
-                reference.close()
-        self._references.clear()
+        for reference in list(self._references.values()):
+            self._retire(reference)
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
+
+    def _retire(self, reference: _Reference) -> None:
+        """Nobody else gets this reference; it is closed when nobody uses it any more."""
+        with self._lock:
+            for task in [t for t, one in self._references.items() if one is reference]:
+                del self._references[task]
+            reference.retired = True
+            if reference.users == 0:
+                reference.close()
 
     def readable(self, builds: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What a candidate's process may read: libraries, Python, its own builds."""
@@ -924,29 +937,30 @@ class Sandbox:
             task_lock = self._task_locks.setdefault(task, threading.Lock())
         with task_lock:  # two candidates of a new task do not start two
             with self._lock:
+                zygote = self.zygote()  # a dead one's references are retired here
                 found = self._references.get(task)
+                if found is not None:
+                    found.users += 1
+                    self._references.move_to_end(task)
             if found is None:
                 with self.busy():
-                    found = _Reference(self.zygote(), task, self.rules, self.device)
-            with self._lock:
-                self._references[task] = found
-                self._references.move_to_end(task)
-                self._in_use[task] = self._in_use.get(task, 0) + 1
+                    found = _Reference(zygote, task, self.rules, self.device)
+                with self._lock:
+                    found.users += 1
+                    self._references[task] = found
         try:
             yield found
         except HarnessFault:
-            with self._lock:
-                if self._references.get(task) is found:
-                    del self._references[task]
-                    with contextlib.suppress(Exception):
-                        found.close()
+            self._retire(found)
             raise
         finally:
             with self._lock:
-                self._in_use[task] -= 1
-                idle = [t for t in self._references if not self._in_use.get(t)]
+                found.users -= 1
+                if found.retired and found.users == 0:
+                    found.close()
+                idle = [one for one in self._references.values() if one.users == 0]
                 for old in idle[: max(0, len(self._references) - REFERENCES)]:
-                    self._references.pop(old).close()
+                    self._retire(old)
 
     # -- one verdict
 

@@ -116,6 +116,7 @@ def zygote(fd: int) -> None:
     import kernel_build
 
     torch.set_num_interop_threads(1)
+    _keep_freed_memory()
     if len(sys.argv) > 2 and sys.argv[2]:
         kernel_build.load_shim(sys.argv[2])
     children: set[int] = set()  # not reaped until asked for, so that no pid is used twice
@@ -137,6 +138,18 @@ def zygote(fd: int) -> None:
             _clean_up(children)
         for inherited in fds:
             os.close(inherited)
+
+
+def _keep_freed_memory() -> None:
+    """The C library's allocator keeps what is freed, up to blocks of 32 MB, instead of adapting to
+    what a process has freed so far: otherwise one side of a timing pays for page faults (as long as
+    a whole kernel) that the other does not. Inherited by every fork."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def _wait(pid: int) -> int | None:
@@ -937,6 +950,8 @@ def describe(error: BaseException) -> str:
         if trace.tb_frame.f_code.co_filename == "answer.py":
             line = trace.tb_lineno
         trace = trace.tb_next
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text:
+        text = "out of memory: " + text
     text = re.sub(r"0x[0-9a-fA-F]{6,}", "0x...", text)
     text = re.sub(r"(/[\w.+-]+){2,}/", "", text)
     text = re.sub(r"candidate-\w+", "candidate", text)  # the folder it runs in
