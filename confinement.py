@@ -153,8 +153,10 @@ def _landlock(writable: Sequence[str | Path], readable: Sequence[str | Path], gp
     rules: list[tuple[str | Path, int]] = [(path, _READ) for path in readable]
     rules += [(path, handled & ~_EXECUTE) for path in writable]
     if gpu:
-        # Every device, but not the shared memory beside them; of /proc what is its own.
-        nodes = [entry.path for entry in os.scandir("/dev") if entry.name not in ("shm", "mqueue")]
+        # The GPU's devices, not the disks and the shared memory beside them (root may open all of
+        # them); of /proc what is its own, not the kernel's settings.
+        names = ("nvidia", "dxg", "null", "zero", "urandom")
+        nodes = [node.path for node in os.scandir("/dev") if node.name.startswith(names)]
         rules += [("/proc", _READ), ("/dev", _READ)]
         rules += [(path, handled & ~_EXECUTE) for path in ("/proc/self", *nodes)]
     for path, access in rules:
