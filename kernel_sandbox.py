@@ -761,11 +761,18 @@ def summarise(
         hidden.append(np.median(_excess(*zip(*copies, strict=True)), keepdims=True))
     for excess in hidden:
         ours = ours + np.where(excess > least, excess, 0.0)
+    if on_gpu:  # small or not, a call is not shorter than what the events have missed of it
+        ours = np.maximum(ours, _missed(candidate) - _missed(reference))
     draws = np.random.default_rng(0).integers(0, len(ours), (200, len(ours)))
     ratios = np.median(theirs[draws], axis=1) / np.median(ours[draws], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
     runtime, against = float(np.median(ours)), float(np.median(theirs))
     return Timing(runtime, against, against / runtime, (float(low), float(high)), len(ours))
+
+
+def _missed(calls: Sequence[Call]) -> float:
+    """Median time between "go" and "done" that the events did not see, in milliseconds."""
+    return float(np.median([call.wall - call.device for call in calls]))
 
 
 def _excess(candidate_ms: Sequence[float], reference_ms: Sequence[float]) -> np.ndarray:
