@@ -26,12 +26,14 @@ import confinement
 import kernel_sandbox
 from confinement import Limits
 from kernel_sandbox import (
+    Call,
     KernelResult,
     Sandbox,
     Status,
     Task,
     UserError,
     load_task,
+    summarise,
 )
 
 HERE = Path(__file__).resolve().parent
@@ -573,3 +575,38 @@ def test_folders_of_killed_sandboxes_are_removed() -> None:
         os.close(fd)
     for folder in (mine, other):
         shutil.rmtree(folder)
+
+
+def test_events_cannot_claim_less_than_the_clock_saw() -> None:
+    """A forged event of 1 us hides 0.15 ms of work, less than what is let pass outside: it is paid
+    as 0.15 ms. An honest kernel of 0.15 ms gets exactly that."""
+    reference = [Call(1.0, 0.55, 0.5, None)] * 5  # 0.05 ms of launches and messages
+    forged = summarise([Call(1.0, 0.201, 0.001, None)] * 5, reference)
+    assert forged.runtime_ms == pytest.approx(0.15) and forged.speedup == pytest.approx(0.5 / 0.15)
+    honest = summarise([Call(1.0, 0.2, 0.15, None)] * 5, reference)
+    assert honest.runtime_ms == pytest.approx(0.15)
+
+
+def test_confinement_with_a_gpu(tmp_path: Path) -> None:
+    """The GPU's devices may be opened for writing; disks, the kernel's settings and shared memory
+    may not, although root owns them."""
+    code = f"""
+import os, confinement
+controls = confinement.enter(confinement.Limits(), writable=[{str(tmp_path)!r}],
+                             readable=["/usr", "/lib", "/sys"], gpu=True)
+assert any(name.startswith("landlock") for name in controls), controls
+assert "seccomp" in controls
+for path in ("/dev/null", "/proc/self/comm", {str(tmp_path / "new")!r}):
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+for path in ("/dev/shm/new", "/dev/new", "/dev/loop0", "/dev/kvm", "/dev/mem", "/dev/fuse",
+             "/proc/sys/kernel/hostname", "/sys/kernel/mm/transparent_hugepage/enabled"):
+    try:
+        os.open(path, os.O_WRONLY | (os.O_CREAT if path.endswith("new") else 0))
+        print("opened", path)
+    except (PermissionError, FileNotFoundError):
+        pass
+"""
+    if "no-landlock" in confinement.available():
+        pytest.skip("this kernel has no Landlock")
+    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done
