@@ -1130,7 +1130,8 @@ class _Judging:
         """A candidate died on the GPU: if the reference does not run there either, the GPU is at
         fault. HarnessFault then."""
         if self.box.target == "cuda" and verdict.status is Status.RUNTIME_ERROR:
-            reference.call(0, copy=True)
+            with reference.lock:
+                reference.call(0, copy=True)
 
     def _check(self, candidate: _Candidate, reference: _Reference) -> None:
         """One call on each check set, in random order, in memory full of garbage."""
