@@ -6,8 +6,8 @@
   audit TASKS...        do lazy answers fail on these tasks, and do faithful ones pass?
   doctor                what this machine can do, and what to do about what it cannot
 
-Exit status: 0, 1 (confusion, audit: something is on the wrong side; doctor: no target works),
-2 (bad arguments, with one line that says what to do), 3 (a harness error).
+Exit status: 0, 1 (confusion, audit: something is on the wrong side), 2 (bad arguments, with one line
+that says what to do; doctor: the target does not work here), 3 (a harness error).
 """
 
 from __future__ import annotations
@@ -85,12 +85,40 @@ def explain(result: KernelResult) -> str:
     return "\n".join(lines)
 
 
+MEANING = {
+    Status.FORMAT_ERROR: "There is no code that could be judged.",
+    Status.HACK: "The code breaks a rule; it was refused before anything of it ran.",
+    Status.COMPILE_ERROR: "The compiler refused the source; lines are the source string's own.",
+    Status.RUNTIME_ERROR: "The process of the answer failed before all calls were answered.",
+    Status.TIMEOUT: "The process of the answer was stopped.",
+    Status.INCORRECT: "An output differs from the float64 reference by more than rounding explains "
+    "(the tolerances stand in sandbox_worker.py, above OWN).",
+    Status.CORRECT: "All outputs were right, also those of timed calls chosen at random.",
+    Status.HARNESS_ERROR: "Something of ours failed, twice; this is no verdict on the answer.",
+}
+
+
+def explain_more(result: KernelResult, options: argparse.Namespace) -> str:
+    """What the status means, which rule decided, and how to see it again."""
+    lines = [f"  meaning: {MEANING[result.status]}"]
+    if result.status is Status.HACK:
+        rule, *where = result.evidence or ("unknown",)
+        lines.append(f"  rule: {rule} (static_checks.py, native_checks.py)")
+        lines += [f"  where: {line}" for line in where if line]
+    command = f"python kernel_sandbox.py check {options.task} {options.kernel}"
+    lines.append(f"  again: {command} --target {options.target} --rules {options.rules}")
+    lines.append("  with the messages of its processes: KEVIN_SANDBOX_DEBUG=1 before that")
+    return "\n".join(lines)
+
+
 def check(options: argparse.Namespace) -> int:
     task = load_task(options.task, options.target)
     code = read_kernel(options.kernel)
     with Sandbox(options.target, rules=options.rules, jobs=options.jobs) as box:
         result = box.evaluate(task, code)
     print(json.dumps(result.to_json()) if options.json else explain(result))
+    if options.explain and not options.json:
+        print(explain_more(result, options))
     return 3 if result.status is Status.HARNESS_ERROR else 0
 
 
@@ -324,6 +352,19 @@ def _package(name: str, needed_for: str) -> Symptom:
         return Symptom(name, False, f"missing, needed for {needed_for}: pip install {name}")
 
 
+def _torch_cuda() -> Symptom:
+    """The CUDA that torch was built for, read without importing it."""
+    spec = importlib.util.find_spec("torch")
+    text = ""
+    if spec is not None and spec.origin:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.M)
+    if found:
+        return Symptom("torch for a GPU", True, f"CUDA {found[1]}")
+    advice = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+    return Symptom("torch for a GPU", False, f"torch without CUDA, only --target cpp; {advice}")
+
+
 def _gpus() -> Symptom:
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -398,7 +439,8 @@ def symptoms() -> list[Symptom]:
         _package("tree-sitter", "static checks"), _package("tree-sitter-cpp", "static checks"),
         _package("tree-sitter-cuda", "static checks"), _package("ninja", "stock builds"),
     ]  # fmt: skip
-    found += [_compiler("cpp"), _compiler("cuda"), _gpus(), _memory(), *_folders(), _confinement()]
+    found += [_compiler("cpp"), _compiler("cuda"), _torch_cuda(), _gpus(), _memory(), *_folders()]
+    found.append(_confinement())
     cupti = importlib.util.find_spec("cupti") is not None
     profiler = "cupti-python" if cupti else "no cupti-python; CUDA events are used"
     found.append(Symptom("profiler", True, profiler))
@@ -410,8 +452,8 @@ def usable(found: Sequence[Symptom]) -> dict[str, bool]:
     good = {symptom.name: symptom.good for symptom in found}
     base = all(good[name] for name in ("Python", "torch", "numpy", "tree-sitter", "build cache"))
     cpp = base and good["compiler, target cpp"] and good["tree-sitter-cpp"]
-    cuda = base and good["compiler, target cuda"] and good["GPU"] and good["tree-sitter-cuda"]
-    return {"cpp": cpp, "cuda": cuda}
+    needs = ("compiler, target cuda", "torch for a GPU", "GPU", "tree-sitter-cuda")
+    return {"cpp": cpp, "cuda": base and all(good[name] for name in needs)}
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -425,7 +467,9 @@ def doctor(options: argparse.Namespace) -> int:
             print(f"{'ok' if one.good else 'LACKS':6} {one.name}: {one.text}")
         names = [name for name, works in targets.items() if works]
         print("targets that work here: " + (", ".join(names) or "none"))
-    return 0 if any(targets.values()) else 1
+        if not targets[options.target]:
+            print(f"target {options.target} does not work here; see the lines marked LACKS")
+    return 0 if targets[options.target] else 2
 
 
 # ------------------------------------------------------------------------------- arguments
@@ -439,10 +483,10 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(function=function)
         sub.add_argument("--json", action="store_true", help="for programs")
+        sub.add_argument(
+            "--target", choices=("cuda", "cpp"), help="default: cuda where there is a GPU"
+        )
         if judges:
-            sub.add_argument(
-                "--target", choices=("cuda", "cpp"), help="default: cuda where there is a GPU"
-            )
             sub.add_argument("--rules", choices=("strict", "kernelbench"), default="strict")
             sub.add_argument("--jobs", type=int, help="builds at a time")
         return sub
@@ -450,6 +494,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command("check", check, "one verdict, explained")
     sub.add_argument("task", help="task file in KernelBench's format")
     sub.add_argument("kernel", help="answer: a Python file with ModelNew")
+    sub.add_argument("--explain", action="store_true", help="rule, meaning, how to see it again")
     sub = command("batch", batch, "judge many answers; started again it goes on where it was")
     sub.add_argument("pairs", help='JSON lines: {"task": path, "kernel": path}')
     sub.add_argument("--out", required=True, help="JSON lines, one a verdict")
