@@ -39,7 +39,6 @@ import torch
 from tqdm import tqdm
 
 import kernel_sandbox
-import report
 import rollout
 import run_folder
 import train_config
@@ -512,6 +511,8 @@ def load_policy(name: str, config: train_config.Config) -> tuple[Any, Any]:
 
 def benchmark(options: Options, command: str) -> int:
     """Evaluate the model (and the baseline), print the tables, write the folder; exit status."""
+    import report  # matplotlib takes a second to import, which train.py need not wait for
+
     config = settings_of(options)
     for name in filter(None, (options.model, options.baseline)):
         if name != "warmstart":  # which would be made now; the others cost nothing to look for
