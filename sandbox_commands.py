@@ -6,8 +6,8 @@
   audit TASKS...        do lazy answers fail on these tasks, and do faithful ones pass?
   doctor                what this machine can do, and what to do about what it cannot
 
-Exit status: 0, 1 (confusion, audit: something is on the wrong side), 2 (bad arguments, with one line
-that says what to do; doctor: the target does not work here), 3 (a harness error).
+Exit status: 0, 1 (confusion, audit: something is on the wrong side), 2 (bad arguments, with one
+line that says what to do; doctor: the target does not work here), 3 (a harness error).
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def _torch_cuda() -> Symptom:
     found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.M)
     if found:
         return Symptom("torch for a GPU", True, f"CUDA {found[1]}")
-    advice = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+    advice = "install torch's build for CUDA"
     return Symptom("torch for a GPU", False, f"torch without CUDA, only --target cpp; {advice}")
 
 
