@@ -82,6 +82,7 @@ MAX_BUILD_ROUNDS = 4  # how often an answer may ask for a build we had not fores
 TIMING_S = {"cpp": 0.15, "cuda": 0.4}  # budget of the timed calls of one candidate
 MIN_PAIRS = 5  # timed calls of each side
 NARROW = 0.02  # half-width of the interval, relative to the speedup, at which timing stops
+WIDE = 0.1  # half-width at which it goes on beyond its budget, up to three times that
 LEAST_CALLS, MORE_CALLS = 12, 6  # of forward in all: at least, and at random so many more
 RECHECK_S = 0.3  # budget of the calls after timing
 SLOW = 20.0  # times slower than the reference: three calls are enough
@@ -1198,9 +1199,9 @@ class _Judging:
                 timing = summarise(ours, theirs, overhead)
                 width = (timing.interval[1] - timing.interval[0]) / 2
                 slow = timing.runtime_ms > SLOW * timing.reference_ms or spent > 4 * budget
-                if slow or count >= MIN_PAIRS and (
-                    spent > budget or width < NARROW * timing.speedup
-                ):
+                narrow = width < NARROW * timing.speedup
+                enough = spent > budget and width < WIDE * timing.speedup
+                if slow or count >= MIN_PAIRS and (narrow or enough or spent > 3 * budget):
                     break
         return timing
 

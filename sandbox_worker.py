@@ -36,6 +36,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_MESSAGE = 4 << 20  # bytes of one message
+KEPT_BLOCK = 32 << 20  # bytes; the most that the C library takes for M_MMAP_THRESHOLD
+TOUCHED = 8  # times what one call moves: memory that each side of a timing has ready
+TOUCHED_MOST = 256 << 20  # bytes
 MESSAGE_CHARS = 1200  # of an exception's text
 WEIGHTS, OUTPUTS = 0, 1  # indices of the memory files that a candidate starts with
 
@@ -148,8 +151,20 @@ def _keep_freed_memory() -> None:
 
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, KEPT_BLOCK)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def _touch_memory(size: int) -> None:
+    """Let this process own `size` bytes of free memory that has been written to, so that a first
+    output does not land on untouched pages."""
+    import torch
+
+    blocks = []
+    while size > 0:
+        blocks.append(torch.zeros(min(size, KEPT_BLOCK // 2), dtype=torch.uint8).fill_(1))
+        size -= KEPT_BLOCK // 2
+    del blocks
 
 
 def _wait(pid: int) -> int | None:
@@ -408,7 +423,8 @@ class _Reference:
         self.weight_names = list(state)
         self.model.to(self.device.name)
         self.double = self._double()
-        self.sets: dict[int, list[Any]] = {}  # arguments of each input set, on the CPU
+        # Input sets: memory file, arguments as JSON, where their tensors lie.
+        self.sets: dict[int, tuple[int, list[Any], list[dict[str, Any]]]] = {}
         self.expected: dict[int, list[tuple[Any, float]]] = {}  # per output: float64, own error
         self.outputs: list[Any] = []  # of the set 0: dtype and shape of every output
         self.keeps_inputs = True  # forward leaves its arguments as they were
@@ -497,18 +513,27 @@ class _Reference:
         if request["verify"] and index not in self.expected:
             self.expected[index] = self._expect(drawn)
         fd, places = _write_file(tensors)
-        views = _views(_map(fd, write=False), places)
-        self.sets[index] = [_decode(value, views) for value in code]
+        self.sets[index] = (os.dup(fd), code, places)
         new.append(fd)
         size = os.fstat(fd).st_size
         return {"event": "drawn", "code": code, "places": places, "bytes": size}
+
+    def _inputs(self, index: int) -> list[Any]:
+        """The arguments of this set, on the CPU; not to be written to."""
+        fd, code, places = self.sets[index]
+        views = _views(_map(fd, write=False), places)
+        return [_decode(value, views) for value in code]
 
     def do_ping(self, request: Mapping[str, Any], fds: list[int], new: list[int]) -> Any:
         return {"event": "pong"}
 
     def do_load(self, request: Mapping[str, Any], fds: list[int], new: list[int]) -> Any:
         self.output = None
-        self.arguments = _place(self.sets[request["set"]], self.device.name)
+        given = self._inputs(request["set"])  # mapped anew each time, as candidates do
+        if not self.arguments:
+            _prepare_memory(self.device, self.slots, given)
+        self.arguments = []  # freed first, so that the allocator's blocks join up again
+        self.arguments = _place(given, self.device.name)
         self.device.flush()
         return {"event": "loaded"}
 
@@ -595,26 +620,36 @@ class _Reference:
         yield "half of the work", halves
         other = (index + 1) % len(self.expected)
         yield "the outputs of other inputs", [value for value, _ in self.expected[other]]
-        for place, given in enumerate(self.sets[index]):
+        for place, given in enumerate(self._inputs(index)):
             if not isinstance(given, torch.Tensor):
                 continue
             if all(given.shape == tensor.shape for tensor in wide):
                 yield f"a copy of input {place}", [given.to(self.device.name)] * len(wide)
-            arguments = list(self.sets[index])
-            arguments[place] = self.sets[other][place]
+            arguments = self._inputs(index)
+            arguments[place] = self._inputs(other)[place]
             yield f"input {place} of other inputs", self._run(arguments)
 
     def _faithful(self, index: int) -> Iterator[tuple[str, list[Any]]]:
         """Answers that must pass: the reference, also with its sums in another order."""
         import torch
 
-        yield "the reference itself", self._run(self.sets[index])
+        yield "the reference itself", self._run(self._inputs(index))
         if not self.device.cuda:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             with torch.backends.mkldnn.flags(enabled=False):
-                yield "the reference on one thread", self._run(self.sets[index])
+                yield "the reference on one thread", self._run(self._inputs(index))
             torch.set_num_threads(threads)
+
+
+def _prepare_memory(device: _Device, outputs: Sequence[Any], arguments: Sequence[Any]) -> None:
+    if device.cuda:
+        return
+    import torch
+
+    tensors = [t for t in [*outputs, *arguments] if isinstance(t, torch.Tensor)]
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    _touch_memory(min(TOUCHED * moved, TOUCHED_MOST))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -875,10 +910,10 @@ class _Candidate:
         views = _views(_map(fd, write=False), request["places"])
         os.close(fd)
         self.given = [_decode(value, views) for value in request["code"]]
-        old, self.arguments = self.arguments, []
-        if request["reuse"] and old and _refill(old, self.given):
-            self.arguments = old
-        else:
+        if not self.arguments:
+            _prepare_memory(self.device, self.slots, self.given)
+        if not (request["reuse"] and self.arguments and _refill(self.arguments, self.given)):
+            self.arguments = []  # freed first, so that the allocator's blocks join up again
             self.arguments = _place(self.given, self.device.name)
         poison(self.device, self.slots, on=request["poison"])
         self.device.flush()

@@ -539,7 +539,10 @@ def test_stale_after_some_calls(timed: Sandbox) -> None:
 def test_a_kernel_against_itself(timed: Sandbox) -> None:
     task = Task("big", 0, SOFTMAX.replace("64, 256", "1024, 1024"), "cpp")
     ratios = [judged(timed, RIGHT, task).speedup for _ in range(5)]
-    assert 0.8 < float(np.median(ratios)) < 1.25, ratios  # other programs may be running
+    # Other programs may be running on these cores: loose, but a systematic handicap of one side
+    # (page faults, charges for loading) was a factor of two.
+    assert 0.6 < float(np.median(ratios)) < 1.6, ratios
+    assert any(0.8 < ratio < 1.25 for ratio in ratios), ratios
 
 
 def test_slow_kernels_cost_few_calls(timed: Sandbox) -> None:
@@ -612,7 +615,7 @@ def test_killed_parent_leaves_nothing(tmp_path: Path) -> None:
         textwrap.dedent(f"""
         import sys, threading, time
         sys.path.insert(0, {str(HERE)!r})
-        from test_kernel_sandbox import RIGHT, TASK, answer
+        from test_sandbox_worker import RIGHT, TASK, answer
         from kernel_sandbox import Sandbox
         box = Sandbox("cpp", static=False)
         box.evaluate(TASK, RIGHT)
