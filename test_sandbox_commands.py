@@ -37,8 +37,10 @@ def test_check(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "build_s", "total_s", "rung", "cached", "target",
     }  # fmt: skip
     (files / "broken.py").write_text(SOFTMAX.replace("torch.softmax(x, dim=-1)", "x.nosuch()"))
-    code = sandbox_commands.main(["check", str(files / "broken.py"), kernel, "--target", "cpp"])
-    assert code == 3 and "HARNESS_ERROR" in capsys.readouterr().out
+    arguments = ["check", str(files / "broken.py"), kernel, "--target", "cpp", "--explain"]
+    code, text = sandbox_commands.main(arguments), capsys.readouterr().out
+    assert code == 3 and "HARNESS_ERROR" in text
+    assert "  meaning: Something of ours failed" in text and f"check {files}/broken.py" in text
     for arguments in (
         ["check", str(files / "none.py"), kernel],
         ["check", str(files / "softmax.py"), "none.py"],
@@ -115,3 +117,11 @@ def test_import_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=HERE, check=False).returncode == 0
     assert kernel_sandbox.CHECK_SETS >= 3
 
+
+
+def test_doctor_names_what_a_target_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    code = sandbox_commands.main(["doctor", "--target", "cuda"])
+    text = capsys.readouterr().out
+    works = sandbox_commands.usable(sandbox_commands.symptoms())["cuda"]
+    assert code == (0 if works else 2)
+    assert ("target cuda does not work here" in text) == (not works)
