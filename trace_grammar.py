@@ -42,7 +42,7 @@ class Variant:
 STATUS: dict[str, str] = {
     "semicolon": "COMPILE_ERROR",
     "undeclared": "COMPILE_ERROR",
-    "binding": "COMPILE_ERROR",
+    "binding": "RUNTIME_ERROR",
     "dtype": "RUNTIME_ERROR",
     "argument": "RUNTIME_ERROR",
     "constant": "INCORRECT",
@@ -111,11 +111,11 @@ _WRONG_FORMULA: dict[str, str] = {
 }
 
 
-def _line(text: str, faults: Mapping[str, str | None] | None = None) -> Line:
+def line(text: str, faults: Mapping[str, str | None] | None = None) -> Line:
     return Line(text, tuple((faults or {}).items()))
 
 
-def _plain(*texts: str) -> list[Line]:
+def plain(*texts: str) -> list[Line]:
     return [Line(text) for text in texts]
 
 
@@ -126,7 +126,7 @@ def _op_line(op: str) -> Line:
         faults["constant"] = f"    {_WRONG_NUMBER[op]}"
     if op in _WRONG_FORMULA:
         faults["wrong_op"] = f"    {_WRONG_FORMULA[op]}"
-    return _line(f"    {text}", faults)
+    return line(f"    {text}", faults)
 
 
 def _chain(name: str, ops: Sequence[str], target: str) -> list[Line]:
@@ -135,7 +135,7 @@ def _chain(name: str, ops: Sequence[str], target: str) -> list[Line]:
     return [
         Line(f"{head} float {name}(float v) {{"),
         *(_op_line(op) for op in ops),
-        *_plain("    return v;", "}"),
+        *plain("    return v;", "}"),
     ]
 
 
@@ -143,7 +143,7 @@ def _chain(name: str, ops: Sequence[str], target: str) -> list[Line]:
 
 
 @dataclass(frozen=True)
-class _Style:
+class Style:
     """How the pieces of a row template are spelt for one target and one variant."""
 
     loop: str  # head of a loop over the columns c of one row
@@ -157,51 +157,51 @@ class _Style:
         return f"post({value})" if self.post else value
 
 
-def _total(style: _Style, name: str = "s", kind: str = "sum") -> list[Line]:
-    return _plain(f"        {name} = block_{kind}({name});") if style.block else []
+def _total(style: Style, name: str = "s", kind: str = "sum") -> list[Line]:
+    return plain(f"        {name} = block_{kind}({name});") if style.block else []
 
 
-def _sum_loop(style: _Style, body: str, init: bool = True) -> list[Line]:
+def _sum_loop(style: Style, body: str, init: bool = True) -> list[Line]:
     """s = sum over a row of what `body` adds to it."""
     wrong: dict[str, str | None] = {"undeclared": "        float sum = 0.f;"}
     if init:
         wrong["init"] = "        float s = 1.f;"
     return [
-        _line("        float s = 0.f;", wrong),
-        _line(f"        {style.loop} {body}", {"off_by_one": f"        {style.short} {body}"}),
+        line("        float s = 0.f;", wrong),
+        line(f"        {style.loop} {body}", {"off_by_one": f"        {style.short} {body}"}),
         *_total(style),
     ]
 
 
-def _max_loop(style: _Style, body: str) -> list[Line]:
+def _max_loop(style: Style, body: str) -> list[Line]:
     """m = maximum over a row."""
     return [
-        _line("        float m = -1e30f;", {"undeclared": "        float max = -1e30f;"}),
+        line("        float m = -1e30f;", {"undeclared": "        float max = -1e30f;"}),
         Line(f"        {style.loop} {body}"),
         *_total(style, "m", "max"),
     ]
 
 
-def _store(style: _Style, value: str, wrong: Mapping[str, str | None] | None = None) -> Line:
+def _store(style: Style, value: str, wrong: Mapping[str, str | None] | None = None) -> Line:
     """Store one value a column into q."""
     text = f"q[c] = {style.put(value)};"
     faults: dict[str, str | None] = {"off_by_one": f"        {style.short} {text}"}
     for kind, other in (wrong or {}).items():
         faults[kind] = f"        {style.loop} q[c] = {style.put(other or '')};"
-    return _line(f"        {style.loop} {text}", faults)
+    return line(f"        {style.loop} {text}", faults)
 
 
-def _store_row(style: _Style, value: str, wrong: Mapping[str, str] | None = None) -> Line:
+def _store_row(style: Style, value: str, wrong: Mapping[str, str] | None = None) -> Line:
     """Store one value a row into o."""
     guard = "if (threadIdx.x == 0) " if style.block else ""
     faults: dict[str, str | None] = {
         kind: f"        {guard}o[r] = {style.put(other)};" for kind, other in (wrong or {}).items()
     }
-    faults.setdefault("undeclared", f"        {guard}out[r] = {style.put(value)};")
-    return _line(f"        {guard}o[r] = {style.put(value)};", faults)
+    faults.setdefault("undeclared", f"        {guard}po[r] = {style.put(value)};")
+    return line(f"        {guard}o[r] = {style.put(value)};", faults)
 
 
-def _reduce(core: str, s: _Style) -> list[Line]:
+def _reduce(core: str, s: Style) -> list[Line]:
     if core == "sum":
         return [*_sum_loop(s, f"s += {s.first};"), _store_row(s, "s", {"wrong_op": "s / cols"})]
     if core == "mean":
@@ -218,12 +218,12 @@ def _reduce(core: str, s: _Style) -> list[Line]:
     return [*loop, _store_row(s, "m + logf(s)", {"wrong_op": "logf(s)"})]
 
 
-def _second(style: _Style, value: str) -> list[Line]:
+def _second(style: Style, value: str) -> list[Line]:
     guard = "if (threadIdx.x == 0) " if style.block else ""
-    return [_line(f"        {guard}u[r] = {value};", {"forgotten": None})]
+    return [line(f"        {guard}u[r] = {value};", {"forgotten": None})]
 
 
-def _softmax(core: str, s: _Style) -> list[Line]:
+def _softmax(core: str, s: Style) -> list[Line]:
     lines = _max_loop(s, f"{{ q[c] = {s.first}; m = fmaxf(m, q[c]); }}")
     if core == "softmax_max":
         lines += _second(s, "m")
@@ -234,11 +234,11 @@ def _softmax(core: str, s: _Style) -> list[Line]:
     return [*lines, _store(s, "q[c] / s", {"wrong_op": "q[c]"})]
 
 
-def _norm(core: str, s: _Style) -> list[Line]:
+def _norm(core: str, s: Style) -> list[Line]:
     if core == "rmsnorm":
         return [
             *_sum_loop(s, f"{{ q[c] = {s.first}; s += q[c] * q[c]; }}", init=False),
-            _line(
+            line(
                 "        float inv = 1.f / sqrtf(s / cols + 1e-6f);",
                 {"wrong_op": "        float inv = 1.f / sqrtf(s + 1e-6f);"},
             ),
@@ -246,10 +246,10 @@ def _norm(core: str, s: _Style) -> list[Line]:
         ]
     return [
         *_sum_loop(s, f"{{ q[c] = {s.first}; s += q[c]; }}", init=False),
-        *_plain("        float mean = s / cols;", "        s = 0.f;"),
-        _line(f"        {s.loop} s += (q[c] - mean) * (q[c] - mean);"),
+        *plain("        float mean = s / cols;", "        s = 0.f;"),
+        line(f"        {s.loop} s += (q[c] - mean) * (q[c] - mean);"),
         *_total(s),
-        _line(
+        line(
             "        float inv = 1.f / sqrtf(s / cols + 1e-5f);",
             {"wrong_op": "        float inv = 1.f / (s / cols + 1e-5f);"},
         ),
@@ -257,19 +257,19 @@ def _norm(core: str, s: _Style) -> list[Line]:
     ]
 
 
-def _tuple(core: str, s: _Style) -> list[Line]:
+def _tuple(core: str, s: Style) -> list[Line]:
     if core == "softmax_max":
         return _softmax(core, s)
     if core == "center_mean":
         lines = _sum_loop(s, f"{{ q[c] = {s.first}; s += q[c]; }}")
-        lines += [_line("        float mean = s / cols;"), *_second(s, "mean")]
+        lines += [line("        float mean = s / cols;"), *_second(s, "mean")]
         return [*lines, _store(s, "q[c] - mean", {"wrong_op": "q[c] - s"})]
     lines = _sum_loop(s, f"{{ q[c] = {s.first}; s += q[c] * q[c]; }}", init=False)
-    lines += [_line("        float norm = sqrtf(s);"), *_second(s, "norm")]
+    lines += [line("        float norm = sqrtf(s);"), *_second(s, "norm")]
     return [*lines, _store(s, "q[c] / norm", {"wrong_op": "q[c] / s"})]
 
 
-def _scan(core: str, s: _Style) -> list[Line]:
+def _scan(core: str, s: Style) -> list[Line]:
     """One pass over the row, left to right or right to left; on cuda one thread a row."""
     body = f"{{ s += {s.first}; q[c] = {s.put('s')}; }}"
     integer = "int64_t" if "int64_t" in s.loop else "int"
@@ -278,15 +278,15 @@ def _scan(core: str, s: _Style) -> list[Line]:
     wrong = s.loop if core == "rcumsum" else back
     short = right.replace("c >= 0", "c > 0").replace("c < cols", "c < cols - 1")
     return [
-        _line("        float s = 0.f;", {"undeclared": "        float sum = 0.f;"}),
-        _line(
+        line("        float s = 0.f;", {"undeclared": "        float sum = 0.f;"}),
+        line(
             f"        {right} {body}",
             {"wrong_op": f"        {wrong} {body}", "off_by_one": f"        {short} {body}"},
         ),
     ]
 
 
-_ROW_TEMPLATES = {
+ROW_TEMPLATES = {
     "reduce": _reduce,
     "softmax": _softmax,
     "norm": _norm,
@@ -295,7 +295,7 @@ _ROW_TEMPLATES = {
 }
 
 # Core of two inputs -> (expression, wrong expression) of the value a and the other input b.
-_BINARY: dict[str, tuple[str, str]] = {
+BINARY: dict[str, tuple[str, str]] = {
     "map": ("{a}", "-{a}"),
     "add": ("{a} + {b}", "{a} - {b}"),
     "sub": ("{a} - {b}", "{b} - {a}"),
@@ -313,39 +313,38 @@ _CPP_FLAGS: dict[str, str] = {
 }
 _PRAGMA = "    #pragma omp parallel for"
 _ALL = "    for (int64_t i = 0; i < n; ++i)"
-_ALL_SHORT = "    for (int64_t i = 0; i < n - 1; ++i)"
 
 
-def _arguments(core: str) -> tuple[str, ...]:
+def arguments(core: str) -> tuple[str, ...]:
     """Names of the tensors the compiled function takes."""
     layout = CORES[core].layout
     names = [line.split(" = ")[0].removeprefix("self.") for line in layout.parameters]
     return (*layout.arguments, *names)
 
 
-def _signature(core: str) -> Line:
+def signature(core: str) -> Line:
     kind = "std::vector<torch::Tensor>" if CORES[core].family == "tuple" else "torch::Tensor"
-    arguments = ", ".join(f"torch::Tensor {name}" for name in _arguments(core))
-    return Line(f"{kind} run({arguments}) {{")
+    taken = ", ".join(f"torch::Tensor {name}" for name in arguments(core))
+    return Line(f"{kind} run({taken}) {{")
 
 
-def _pointers(core: str, shape: str) -> list[Line]:
+def pointers(core: str, shape: str) -> list[Line]:
     """The output tensor and raw pointers: a, b / w, b, o (and u for a second output)."""
     names = {"x": "a", "y": "b", "weight": "w", "bias": "b"}
     lines = [
-        _line(
+        line(
             f"    auto out = {shape};",
             {"semicolon": f"    auto out = {shape}", "undeclared": f"    auto y_out = {shape};"},
         )
     ]
-    for argument in _arguments(core):
+    for argument in arguments(core):
         text = f"    auto {names[argument]} = {argument}.data_ptr<float>();"
         wrong: dict[str, str | None] = {}
         if argument == "x":
             wrong["dtype"] = text.replace("<float>", "<double>")
         if argument == "y":
             wrong["undeclared"] = None
-        lines.append(_line(text, wrong))
+        lines.append(line(text, wrong))
     lines.append(Line("    auto o = out.data_ptr<float>();"))
     if CORES[core].family == "tuple":
         lines.append(Line("    auto second = torch::empty({rows}, x.options());"))
@@ -353,29 +352,31 @@ def _pointers(core: str, shape: str) -> list[Line]:
     return lines
 
 
-def _returned(core: str) -> list[Line]:
+def returned(core: str) -> list[Line]:
     if CORES[core].family == "tuple":
-        return [_line("    return {out, second};"), Line("}")]
-    return [_line("    return out;", {"undeclared": "    return output;"}), Line("}")]
+        return [line("    return {out, second};"), Line("}")]
+    return [line("    return out;", {"undeclared": "    return output;"}), Line("}")]
 
 
 def _pass(
     body: str, variant: Variant, total: str = "n", wrong: Mapping[str, str] | None = None
 ) -> list[Line]:
-    """One loop over all elements on a line of its own, parallel if the variant is."""
-    faults: dict[str, str | None] = {"off_by_one": f"    {_ALL_SHORT.strip()} {body}"}
-    faults |= {kind: f"{_ALL} {other}" for kind, other in (wrong or {}).items()}
-    text, short = f"{_ALL} {body}", faults["off_by_one"]
-    if total != "n":
-        text = text.replace("i < n", f"i < {total}")
-        faults["off_by_one"] = (short or "").replace("i < n - 1", f"i < {total} - 1")
-    return [*(_plain(_PRAGMA) if variant.loop == "omp" else []), _line(text, faults)]
+    """One loop over all elements on a line of its own, parallel if the variant is.
+
+    A last pass that applies `post` in place cannot fail by stopping early: `post` may be empty,
+    or do nothing to the last element.
+    """
+    text = f"{_ALL} {body}".replace("i < n", f"i < {total}")
+    faults: dict[str, str | None] = {k: f"{_ALL} {other}" for k, other in (wrong or {}).items()}
+    if "post(o[i])" not in body:
+        faults["off_by_one"] = text.replace(f"i < {total}", f"i < {total} - 1")
+    return [*(plain(_PRAGMA) if variant.loop == "omp" else []), line(text, faults)]
 
 
 def _cpp_elementwise(core: str, variant: Variant) -> list[Line]:
-    right, wrong = _BINARY[core]
-    lines = [_signature(core), *_pointers(core, "torch::empty_like(x)")]
-    lines.append(_line("    int64_t n = x.numel();"))
+    right, wrong = BINARY[core]
+    lines = [signature(core), *pointers(core, "torch::empty_like(x)")]
+    lines.append(line("    int64_t n = x.numel();"))
     if variant.passes == "fused":
         value, other = (f.format(a="pre(a[i])", b="b[i]") for f in (right, wrong))
         lines += _pass(
@@ -387,19 +388,19 @@ def _cpp_elementwise(core: str, variant: Variant) -> list[Line]:
         if core != "map":
             lines += _pass(f"o[i] = {value};", variant, wrong={"wrong_op": f"o[i] = {other};"})
         lines += _pass("o[i] = post(o[i]);", variant)
-    return [*lines, *_returned(core)]
+    return [*lines, *returned(core)]
 
 
 def _first_pass(variant: Variant) -> list[Line]:
     """Apply `pre` to all of x into a temporary t."""
-    lines = _plain("    auto tmp = torch::empty_like(x);", "    auto t = tmp.data_ptr<float>();")
+    lines = plain("    auto tmp = torch::empty_like(x);", "    auto t = tmp.data_ptr<float>();")
     return lines + _pass("t[i] = pre(a[i]);", variant, "x.numel()")
 
 
 def _cpp_rows(core: str, variant: Variant) -> list[Line]:
     family, separate = CORES[core].family, variant.passes == "separate"
     loop = "for (int64_t c = 0; c < cols; ++c)"
-    style = _Style(
+    style = Style(
         loop=loop,
         short=loop.replace("c < cols", "c < cols - 1"),
         first="p[c]" if separate else "pre(p[c])",
@@ -409,38 +410,38 @@ def _cpp_rows(core: str, variant: Variant) -> list[Line]:
     full = family != "reduce"
     shape = "torch::empty_like(x)" if full else "torch::empty({rows}, x.options())"
     lines = [
-        _signature(core),
-        _line(
+        signature(core),
+        line(
             "    int64_t rows = x.size(0), cols = x.size(1);",
             {"dims": "    int64_t rows = x.size(1), cols = x.size(0);"},
         ),
-        *_pointers(core, shape),
+        *pointers(core, shape),
         *(_first_pass(variant) if separate else []),
-        *(_plain(_PRAGMA) if variant.loop == "omp" else []),
-        _line(
+        *(plain(_PRAGMA) if variant.loop == "omp" else []),
+        line(
             "    for (int64_t r = 0; r < rows; ++r) {",
             {"off_by_one": "    for (int64_t r = 0; r < rows - 1; ++r) {"},
         ),
         Line(f"        auto p = {'t' if separate else 'a'} + r * cols;"),
-        *(_plain("        auto q = o + r * cols;") if full else []),
-        *_ROW_TEMPLATES[family](core, style),
+        *(plain("        auto q = o + r * cols;") if full else []),
+        *ROW_TEMPLATES[family](core, style),
         Line("    }"),
     ]
     if separate:
         lines += _pass("o[i] = post(o[i]);", variant, "out.numel()")
-    return [*lines, *_returned(core)]
+    return [*lines, *returned(core)]
 
 
 def _cpp_matmul(core: str, variant: Variant) -> list[Line]:
     linear = core == "linear"
     n = "weight.size(0)" if linear else "y.size(1)"
     lines = [
-        _signature(core),
+        signature(core),
         Line(f"    int64_t m = x.size(0), k = x.size(1), n = {n};"),
-        *_pointers(core, "torch::empty({m, n}, x.options())"),
+        *pointers(core, "torch::empty({m, n}, x.options())"),
         *_first_pass(variant),
-        *(_plain(_PRAGMA) if variant.loop == "omp" else []),
-        _line(
+        *(plain(_PRAGMA) if variant.loop == "omp" else []),
+        line(
             "    for (int64_t i = 0; i < m; ++i) {",
             {"off_by_one": "    for (int64_t i = 0; i < m - 1; ++i) {"},
         ),
@@ -453,47 +454,48 @@ def _cpp_matmul(core: str, variant: Variant) -> list[Line]:
         factor = "w[j * k + l]" if linear else "b[l * n + j]"
         bias: dict[str, str | None] = {"bias": "            q[j] = post(s);"} if linear else {}
         head = "for (int64_t l = 0; l < k; ++l)"
+        short = "for (int64_t l = 0; l < k - 1; ++l)"
         lines += [
             Line(f"{column} {{"),
-            _line("            float s = 0.f;", {"init": "            float s = 1.f;"}),
-            _line(
+            line("            float s = 0.f;", {"init": "            float s = 1.f;"}),
+            line(
                 f"            {head} s += p[l] * {factor};",
-                {"off_by_one": f"            {head.replace('< k', '< k - 1')} s += p[l] * {factor};"},
+                {"off_by_one": f"            {short} s += p[l] * {factor};"},
             ),
-            _line(f"            q[j] = post({value});", bias),
+            line(f"            q[j] = post({value});", bias),
             Line("        }"),
         ]
     elif linear:
         lines += _four_outputs()
     else:
         lines += [
-            _line(f"{column} q[j] = 0.f;", {"init": f"{column} q[j] = 1.f;"}),
+            line(f"{column} q[j] = 0.f;", {"init": f"{column} q[j] = 1.f;"}),
             Line("        for (int64_t l = 0; l < k; ++l) {"),
             Line("            float s = p[l];"),
             Line("            auto row = b + l * n;"),
-            _line(
+            line(
                 "            for (int64_t j = 0; j < n; ++j) q[j] += s * row[j];",
                 {"undeclared": "            for (int64_t j = 0; j < n; ++j) q[j] += s * rows[j];"},
             ),
             Line("        }"),
             Line(f"{column} q[j] = post(q[j]);"),
         ]
-    return [*lines, Line("    }"), *_returned(core)]
+    return [*lines, Line("    }"), *returned(core)]
 
 
 def _four_outputs() -> list[Line]:
-    """The linear layer, four outputs at a time, so that each input value is loaded once for four."""
+    """The linear layer, four outputs at a time: each input value is loaded once for four."""
     return [
         Line("        for (int64_t j = 0; j < n; j += 4) {"),
         Line("            auto w0 = w + j * k, w1 = w0 + k, w2 = w1 + k, w3 = w2 + k;"),
-        _line(
+        line(
             "            float s0 = b[j], s1 = b[j + 1], s2 = b[j + 2], s3 = b[j + 3];",
             {"bias": "            float s0 = 0.f, s1 = 0.f, s2 = 0.f, s3 = 0.f;"},
         ),
         Line("            for (int64_t l = 0; l < k; ++l) {"),
-        _line(
+        line(
             "                s0 += p[l] * w0[l]; s1 += p[l] * w1[l];",
-            {"undeclared": "                s0 += p[l] * w0[l]; s1 += p[l] * w1[i];"},
+            {"undeclared": "                s0 += p[l] * w0[l]; s1 += p[l] * w1[c];"},
         ),
         Line("                s2 += p[l] * w2[l]; s3 += p[l] * w3[l];"),
         Line("            }"),
@@ -505,13 +507,13 @@ def _four_outputs() -> list[Line]:
 
 def _cpp_conv1d(variant: Variant) -> list[Line]:
     lines = [
-        _signature("conv1d"),
+        signature("conv1d"),
         Line("    int64_t batch = x.size(0), channels = x.size(1), len = x.size(2);"),
-        *_pointers("conv1d", "torch::empty_like(x)"),
+        *pointers("conv1d", "torch::empty_like(x)"),
         *_first_pass(variant),
-        *(_plain(_PRAGMA) if variant.loop == "omp" else []),
+        *(plain(_PRAGMA) if variant.loop == "omp" else []),
         Line("    for (int64_t r = 0; r < batch * channels; ++r) {"),
-        _line(
+        line(
             "        auto p = t + r / channels * channels * len;",
             {"dims": "        auto p = t + r % batch * channels * len;"},
         ),
@@ -521,10 +523,10 @@ def _cpp_conv1d(variant: Variant) -> list[Line]:
     if variant.passes == "naive":
         lines += [
             Line("        for (int64_t i = 0; i < len; ++i) {"),
-            _line("            float s = b[r % channels];", {"bias": "            float s = 0.f;"}),
+            line("            float s = b[r % channels];", {"bias": "            float s = 0.f;"}),
             Line("            for (int64_t c = 0; c < channels; ++c)"),
             Line("                for (int64_t d = 0; d < 3; ++d)"),
-            _line(
+            line(
                 "                    if (i + d >= 1 && i + d <= len) "
                 "s += f[c * 3 + d] * p[c * len + i + d - 1];",
                 {
@@ -537,16 +539,16 @@ def _cpp_conv1d(variant: Variant) -> list[Line]:
         ]
     else:
         lines += [
-            _line(
+            line(
                 "        for (int64_t i = 0; i < len; ++i) q[i] = b[r % channels];",
                 {"bias": "        for (int64_t i = 0; i < len; ++i) q[i] = 0.f;"},
             ),
             Line("        for (int64_t c = 0; c < channels; ++c) {"),
             Line("            auto g = f + c * 3;"),
             Line("            auto h = p + c * len;"),
-            _line("            q[0] += g[1] * h[0] + g[2] * h[1];", {"off_by_one": None}),
+            line("            q[0] += g[1] * h[0] + g[2] * h[1];", {"off_by_one": None}),
             Line("            for (int64_t i = 1; i < len - 1; ++i)"),
-            _line(
+            line(
                 "                q[i] += g[0] * h[i - 1] + g[1] * h[i] + g[2] * h[i + 1];",
                 {
                     "wrong_op": "                "
@@ -555,30 +557,30 @@ def _cpp_conv1d(variant: Variant) -> list[Line]:
             ),
             Line("            q[len - 1] += g[0] * h[len - 2] + g[1] * h[len - 1];"),
             Line("        }"),
-            _line(
+            line(
                 "        for (int64_t i = 0; i < len; ++i) q[i] = post(q[i]);",
                 {"semicolon": "        for (int64_t i = 0; i < len; ++i) q[i] = post(q[i])"},
             ),
         ]
-    return [*lines, Line("    }"), *_returned("conv1d")]
+    return [*lines, Line("    }"), *returned("conv1d")]
 
 
 def _cpp_conv2d(variant: Variant) -> list[Line]:
     lines = [
-        _signature("conv2d"),
+        signature("conv2d"),
         Line("    int64_t batch = x.size(0), channels = x.size(1);"),
-        _line("    int64_t rows = x.size(2), cols = x.size(3), size = rows * cols;"),
-        *_pointers("conv2d", "torch::empty_like(x)"),
+        line("    int64_t rows = x.size(2), cols = x.size(3), size = rows * cols;"),
+        *pointers("conv2d", "torch::empty_like(x)"),
         *_first_pass(variant),
-        *(_plain(_PRAGMA) if variant.loop == "omp" else []),
+        *(plain(_PRAGMA) if variant.loop == "omp" else []),
         Line("    for (int64_t r = 0; r < batch * channels; ++r) {"),
-        _line(
+        line(
             "        auto p = t + r / channels * channels * size;",
             {"dims": "        auto p = t + r % batch * channels * size;"},
         ),
         Line("        auto q = o + r * size;"),
         Line("        auto f = w + r % channels * channels * 9;"),
-        _line(
+        line(
             "        for (int64_t i = 0; i < size; ++i) q[i] = b[r % channels];",
             {"bias": "        for (int64_t i = 0; i < size; ++i) q[i] = 0.f;"},
         ),
@@ -588,8 +590,8 @@ def _cpp_conv2d(variant: Variant) -> list[Line]:
         Line("        for (int64_t c = 0; c < channels; ++c)"),
         Line("        for (int64_t d = 0; d < 9; ++d) {"),
         Line("            int64_t dy = d / 3 - 1, dx = d % 3 - 1;"),
-        _line("            float g = f[c * 9 + d];"),
-        _line(
+        line("            float g = f[c * 9 + d];"),
+        line(
             "            int64_t y0 = dy < 0, y1 = rows - (dy > 0), x0 = dx < 0, "
             "x1 = cols - (dx > 0);",
             {
@@ -610,15 +612,17 @@ def _cpp_conv2d(variant: Variant) -> list[Line]:
         ]
     lines += [
         *inner,
-        _line(f"                {move}", {"wrong_op": f"                {move}".replace("dx]", "dy]")}),
+        line(
+            f"                {move}", {"wrong_op": f"                {move}".replace("dx]", "dy]")}
+        ),
         Line("        }"),
-        _line(
+        line(
             "        for (int64_t i = 0; i < size; ++i) q[i] = post(q[i]);",
             {"semicolon": "        for (int64_t i = 0; i < size; ++i) q[i] = post(q[i])"},
         ),
         Line("    }"),
     ]
-    return [*lines, *_returned("conv2d")]
+    return [*lines, *returned("conv2d")]
 
 
 def _cpp_body(core: str, variant: Variant) -> list[Line]:
@@ -640,33 +644,41 @@ def _cpp_load(variant: Variant) -> Line:
         'ops = load_inline(name="fused", cpp_sources=source, functions=["run"], '
         f"extra_cflags=[{flags}]{link})"
     )
-    return _line(text, {"binding": text.replace('["run"]', '["forward"]')})
+    return Line(text)
 
 
 # ----------------------------------------------------------------------------------------- answers
 
 
-def _module(core: str) -> list[Line]:
+def module(core: str) -> list[Line]:
     """The class ModelNew: the parameters of Model, and one call of the compiled function."""
     layout = CORES[core].layout
     init = ", ".join(["self", *(argument for argument, _ in layout.init)])
-    own = [f"self.{name}" for name in _arguments(core)[len(layout.arguments) :]]
-    arguments = [*layout.arguments, *own]
-    call, short = (f"ops.run({', '.join(names)})" for names in (arguments, arguments[:-1]))
+    own = [f"self.{name}" for name in arguments(core)[len(layout.arguments) :]]
+    given = [*layout.arguments, *own]
+    call, short = (f"ops.run({', '.join(names)})" for names in (given, given[:-1]))
     if CORES[core].family == "tuple":
         call, short = f"tuple({call})", f"tuple({short})"
-    faults: dict[str, str | None] = {"argument": f"        return {short}"}
+    faults: dict[str, str | None] = {
+        "binding": f"        return {call.replace('.run(', '.forward(')}"
+    }
+    if len(given) > 1:
+        faults["argument"] = f"        return {short}"
     if CORES[core].family != "tuple":
         faults["hack"] = f"        return torch.relu({call})"
     return [
-        *_plain("class ModelNew(nn.Module):", f"    def __init__({init}):"),
-        *_plain("        super().__init__()", *(f"        {line}" for line in layout.parameters)),
+        *plain("class ModelNew(nn.Module):", f"    def __init__({init}):"),
+        *plain("        super().__init__()", *(f"        {line}" for line in layout.parameters)),
         Line(f"    def forward(self, {', '.join(layout.arguments)}):"),
-        _line(f"        return {call}", faults),
+        line(f"        return {call}", faults),
     ]
 
 
-_IMPORTS = ("import torch", "import torch.nn as nn", "from torch.utils.cpp_extension import load_inline")
+IMPORTS = (
+    "import torch",
+    "import torch.nn as nn",
+    "from torch.utils.cpp_extension import load_inline",
+)
 
 
 def kernel(spec: Spec, variant: Variant, target: str) -> list[Line]:
@@ -676,14 +688,18 @@ def kernel(spec: Spec, variant: Variant, target: str) -> list[Line]:
 
         return cuda_grammar.kernel(spec, variant)
     return [
-        *_plain(*_IMPORTS, 'source = r"""', "#include <torch/extension.h>", "#include <cmath>"),
-        *_chain("pre", spec.pre, target),
-        *_chain("post", spec.post, target),
+        *plain(*IMPORTS, 'source = r"""', "#include <torch/extension.h>", "#include <cmath>"),
+        *chains(spec, target),
         *_cpp_body(spec.core, variant),
-        *_plain('"""'),
+        *plain('"""'),
         _cpp_load(variant),
-        *_module(spec.core),
+        *module(spec.core),
     ]
+
+
+def chains(spec: Spec, target: str) -> list[Line]:
+    """The functions `pre` and `post` of an answer."""
+    return [*_chain("pre", spec.pre, target), *_chain("post", spec.post, target)]
 
 
 def text(lines: Sequence[Line]) -> str:
@@ -751,13 +767,16 @@ _WORDS: dict[str, str] = {
     "fused": "Memory: everything fused.",
     "naive": "Order: as in the formula.",
     "ordered": "Order: along memory.",
-    "thread": "Threads: one per row or item.",
-    "block": "Threads: a block per row.",
-    "float4": "Threads: float4 per thread.",
-    "tile": "Threads: shared memory tiles.",
+    "thread": "Loop: one thread per row or item.",
+    "block": "Loop: a block per row.",
+    "float4": "Loop: float4 per thread.",
+    "tile": "Loop: shared memory tiles.",
     "32": "Block: 32 threads.",
     "256": "Block: 256 threads.",
 }
+
+
+PLAN = "Loop: "  # how the plan in a thought begins
 
 
 def plan(variant: Variant) -> list[str]:

@@ -24,6 +24,7 @@ writes it to a folder, `--stats` measures it in the sandbox.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import math
@@ -46,7 +47,10 @@ from rollout import build_prompt, feedback_text, parse_response
 from tasks import generate
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
+
+    from rollout import Turn
 
 ROOT = Path(__file__).resolve().parent
 
@@ -83,9 +87,11 @@ class Settings:
     context: int = 2048  # longest sequence, tokens
     lines: int = 1600  # tokens that are whole lines
     merges: int = 500  # BPE merges for everything else
-    tokens: int = 600_000  # trained on, prompts included
-    batch_tokens: int = 2048  # a step
-    lr: float = 3e-3  # of embeddings and norms: peak; cosine to a tenth, a twentieth to warm up
+    copying: int = 3000  # lessons of the first kind: the steps of forward alone
+    writing: int = 1000  # of the second: one whole answer to the bare module
+    refining: int = 1700  # of the third: any turn, with the prompt of the RL loop
+    batch_tokens: int = 1280  # a step
+    lr: float = 3e-3  # of embeddings and norms: peak; short linear rise, then cosine to 4 %
     muon_lr: float = 2e-2  # of the other matrices
 
 
@@ -146,7 +152,12 @@ def _first_variant(core: str, target: str, dials: Dials, rng: random.Random) -> 
 
 
 def _next_variant(
-    variant: grammar.Variant, correct: bool, core: str, target: str, dials: Dials, rng: random.Random
+    variant: grammar.Variant,
+    correct: bool,
+    core: str,
+    target: str,
+    dials: Dials,
+    rng: random.Random,
 ) -> grammar.Variant:
     """The variant of the answer after one in `variant`."""
     if rng.random() < dials.redraw:
@@ -183,54 +194,73 @@ def _opening(status: str, before: grammar.Variant | None, now: grammar.Variant) 
     return "Okay, it is correct. " + ("I keep it." if before == now else "I make it faster.")
 
 
-# ------------------------------------------------------------------------- what the sandbox would say
-
-
-def _compile_error(lines: Sequence[grammar.Line], used: Sequence[grammar.Line], fault: str) -> str:
-    """The compiler's message for a mistake, worded and placed as g++ does it."""
-    texts = [line.text for line in used]
-    first = texts.index('source = r"""')  # the C++ source begins with the line after this one
-    place = next(i for i, (p, q) in enumerate(zip(lines, used, strict=False)) if p != q)
-    if fault == "binding":
-        return "'forward' was not declared in this scope"
-    if fault == "semicolon":
-        column = len(texts[place]) + 1
-        following = (texts[place + 1].split() or ["}"])[0].rstrip("(){;")
-        return f"kernel.cpp:{place - first}:{column}: error: expected ';' before '{following}'"
-    gone = _gone(lines[place].text, texts[place] if len(used) == len(lines) else "")
-    where = next(
-        (i for i in range(place, len(texts)) if gone in _words(texts[i])),
-        place,
-    )
-    column = _column(texts[where], gone)
-    return f"kernel.cpp:{where - first}:{column}: error: '{gone}' was not declared in this scope"
+# ----------------------------------------------------------------- what the sandbox would say
 
 
 def _words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
+    return re.findall(r"[A-Za-z_]\w*", text)
 
 
-def _column(text: str, word: str) -> int:
-    found = re.search(rf"\b{re.escape(word)}\b", text)
-    return found.start() + 1 if found else 1
+def _compile_error(lines: Sequence[grammar.Line], used: Sequence[grammar.Line], fault: str) -> str:
+    """The compiler's message for a mistake, worded and placed as kernel_build reports g++'s."""
+    texts = [line.text for line in used]
+    first = next(i for i, text in enumerate(texts) if text.endswith('r"""'))  # line 0 of the source
+    place = next(i for i, (p, q) in enumerate(zip(lines, used, strict=False)) if p != q)
+
+    def report(number: int, column: int, message: str) -> str:
+        number_text = str(number - first + 1)
+        head = f"kernel.cpp:{number_text}:{column}: error: {message}"
+        return f"{head}\n{number_text.rjust(6)} | {texts[number]}"
+
+    if fault == "semicolon" and "auto " in texts[place]:
+        indent = len(texts[place + 1]) - len(texts[place + 1].lstrip())
+        word = texts[place + 1].split()[0]
+        return report(place + 1, indent + 1, f"expected ',' or ';' before '{word}'")
+    if fault == "semicolon":
+        following = re.match(r"\w+|.", texts[place + 1].strip())
+        word = following.group() if following else "}"
+        suffix = " token" if word == "}" else ""
+        return report(place, len(texts[place]) + 1, f"expected ';' before '{word}'{suffix}")
+    gone = _gone(lines[place].text, texts[place] if len(used) == len(lines) else "")
+    uses = [i for i in range(place, len(texts)) if gone in _words(texts[i])][:2]
+    message = f"'{gone}' was not declared in this scope"
+    return "\n".join(
+        report(i, texts[i].index(found.group()) + 1, message)
+        for i in uses
+        if (found := re.search(rf"\b{re.escape(gone)}\b", texts[i]))
+    )
 
 
 def _gone(right: str, wrong: str) -> str:
     """The name that a broken line uses without declaring it, or no longer declares."""
-    new = [word for word in _words(wrong) if word not in _words(right)]
-    lost = [word for word in _words(right) if word not in _words(wrong)]
-    declares = right.split(" = ")[0].split()[:-1]
-    return lost[0] if declares and lost and not wrong.lstrip().startswith("return") else new[0]
+    declared = re.match(r"\s*(?:auto|float) (\w+) =", right)
+    if declared and declared.group(1) not in _words(wrong.split("=")[0]):
+        return declared.group(1)
+    return next(word for word in _words(wrong) if word not in _words(right))
+
+
+def _mismatch(spec: generate.Spec, rng: random.Random) -> str:
+    """A made-up comparison that failed, in the sandbox's words."""
+    family = generate.CORES[spec.core].family
+    rank = {"reduce": 1, "conv": 3 if spec.core == "conv1d" else 4}.get(family, 2)
+    share = "100" if rng.random() < 0.6 else f"{rng.random() ** 2 * 100:.3g}"
+    place = ", ".join(["0"] * rank)
+    error, got, expected = (rng.gauss(0, 1) for _ in range(3))
+    return (
+        f"{share} % of the elements are wrong; largest error {abs(error) * 3:.3g}; "
+        f"first at [{place}]: got {got:.6g}, expected {expected:.6g}"
+    )
 
 
 def verdict(
+    spec: generate.Spec,
     lines: Sequence[grammar.Line],
     used: Sequence[grammar.Line],
     fault: str,
-    target: str,
     block: str,
+    rng: random.Random,
 ) -> tuple[str, str]:
-    """(status, reason) that a broken answer gets, as the sandbox words it."""
+    """(status, reason) that an answer gets, as the sandbox words it."""
     if fault == "":
         return "CORRECT", ""
     if fault == "malformed":
@@ -238,21 +268,16 @@ def verdict(
     status = grammar.STATUS[fault]
     if status == "COMPILE_ERROR":
         return status, _compile_error(lines, used, fault)
-    return status, _REASON[fault]
-
-
-_REASON: dict[str, str] = {
-    "dtype": "RuntimeError: expected scalar type Double but found Float",
-    "argument": "TypeError: run() takes more arguments than it was given",
-    "hack": "torch.relu is a PyTorch operator: write a kernel for it.",
-    "constant": "The values differ.",
-    "wrong_op": "The values differ.",
-    "forgotten": "The values differ.",
-    "off_by_one": "The values differ.",
-    "init": "The values differ.",
-    "dims": "The shapes differ.",
-    "bias": "The values differ.",
-}
+    if status == "INCORRECT":
+        return status, _mismatch(spec, rng)
+    if fault == "hack":
+        return status, "torch.relu is computed by PyTorch; do it inside your own kernel"
+    where = f"(line {len(used)} of the code)"
+    if fault == "dtype":
+        return status, f"RuntimeError: expected scalar type Double but found Float {where}"
+    if fault == "binding":
+        return status, f"AttributeError: module 'fused' has no attribute 'forward' {where}"
+    return status, f"TypeError: run(): incompatible function arguments. {where}"
 
 
 def speedup(core: str, variant: grammar.Variant, target: str, rng: random.Random) -> float:
@@ -293,14 +318,12 @@ def answer(
     if fault == "malformed":
         block = rng.choice((code, block + block))
     text = _thought(spec, variant, opening) + block + grammar.summary(variant)
-    status, reason = verdict(lines, used, fault, target, block)
+    status, reason = verdict(spec, lines, used, fault, block, rng)
     place = next((i for i, (p, q) in enumerate(zip(lines, used, strict=False)) if p != q), -1)
     return _Answer(text, None if fault == "malformed" else code, fault, status, reason, place)
 
 
-def trace(
-    spec: generate.Spec, target: str, dials: Dials, rng: random.Random, turn: int
-) -> Sample:
+def trace(spec: generate.Spec, target: str, dials: Dials, rng: random.Random, turn: int) -> Sample:
     """Turn number `turn` of a trajectory on a task, after a history that the dials drew."""
     task = make_task(spec, target)
     history: list[_Attempt] = []
@@ -333,10 +356,13 @@ def trace(
     raise AssertionError("unreachable")
 
 
+_TURNS = (9, 5, 4, 3)  # how often a lesson is the first, second... turn: later ones are longer
+
+
 def traces(
     target: str, seed: int, count: int, dials: Dials | None = None, turns: int = 4
 ) -> Iterator[Sample]:
-    """`count` samples, the turns of a trajectory equally often; a pure function of its arguments."""
+    """`count` samples, every turn equally often; a pure function of the arguments."""
     rng = random.Random(f"traces {target} {seed}")
     dials = dials or Dials()
     pool = specs(rng, count // 2)
@@ -354,8 +380,9 @@ def build_tokenizer(texts: Sequence[str], settings: Settings) -> PreTrainedToken
     """The tokenizer of a set of texts: frequent lines whole, byte-level BPE for everything else.
 
     Every line (its end included) is a pre-token. If it is in the vocabulary it is one token
-    (`ignore_merges`), otherwise BPE splits it; the merges were learnt within words and between
-    single digits, so that numbers stay spelt out. All 256 bytes are tokens: decode(encode(s)) == s.
+    (`ignore_merges`), otherwise BPE splits it; no merge contains a digit, so numbers stay spelt out
+    while the phrases around them become single tokens. All 256 bytes are tokens, so any text comes
+    back unchanged: decode(encode(s)) == s.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -363,11 +390,11 @@ def build_tokenizer(texts: Sequence[str], settings: Settings) -> PreTrainedToken
     counts = Counter(line for text in texts for line in re.findall(_LINE, text))
     whole = [line for line, seen in counts.most_common() if seen >= _SEEN and line.strip(" ")]
     whole = whole[: settings.lines]
-    rest = list(counts)
+    rest = [line for line in counts if line not in set(whole)] + whole
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d| ?[A-Za-z]+|\s+|[^\sA-Za-z\d]+"), "isolated"),
+            pre_tokenizers.Split(Regex(r"\d|\D+"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -413,19 +440,63 @@ class _Row:
 
 
 def encode(
-    samples: Sequence[Sample], tokenizer: PreTrainedTokenizerFast, context: int
+    pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast, context: int
 ) -> list[_Row]:
-    """Samples as the policy will see them: chat template, generation prompt, response, end token."""
+    """(prompt, response) as the policy sees them: chat template, generation prompt, end token."""
     rows = []
-    for sample in samples:
-        message = [{"role": "user", "content": sample.prompt}]
+    for message_text, answer_text in pairs:
+        message = [{"role": "user", "content": message_text}]
         text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         prompt = tokenizer(text, add_special_tokens=False).input_ids
-        response = tokenizer(sample.response, add_special_tokens=False).input_ids
+        response = tokenizer(answer_text, add_special_tokens=False).input_ids
         ids = [*prompt, *response, tokenizer.eos_token_id]
         if len(ids) <= context:
             rows.append(_Row(ids, len(prompt)))
     return rows
+
+
+def copying_lesson(target: str, rng: random.Random) -> tuple[str, str]:
+    """Steps of a forward and their translation, nothing else: (prompt, response).
+
+    Compositions here need not make sense as tasks, but none of them is a held-out one.
+    """
+    while True:
+        ops = rng.sample(list(generate.OPS), rng.choice((1, 2, 2, 3, 3, 4)))
+        core = rng.choice(list(generate.CORES))
+        cut = len(ops) if core == "map" else rng.randint(0, len(ops))
+        family = generate.CORES[core].family
+        spec = generate.Spec(family, tuple(ops[:cut]), core, tuple(ops[cut:]))
+        if spec not in generate.HELDOUT:
+            break
+    thought = _thought(spec, grammar.fastest(core, target), _OPENING[""])
+    code = grammar.chains(spec, target)
+    prompt = _bare(generate.source(spec)).split("    def forward")[1]
+    return "    def forward" + prompt, thought.split(grammar.PLAN)[0] + grammar.text(code)
+
+
+def _bare(source: str) -> str:
+    """The class Model of a task file, without imports, sizes and inputs."""
+    return source[source.index("class Model") : source.index("\n\ndef get_inputs")]
+
+
+def lessons(
+    target: str, seed: int, settings: Settings, dials: Dials | None = None
+) -> tuple[list[tuple[str, str]], list[Sample], list[Sample]]:
+    """What is learnt, in order: copying, then writing answers, then all turns of the RL loop.
+
+    Full prompts from the start also lead there, but the copying then begins after several times as
+    many tokens.
+    """
+    rng = random.Random(f"lessons {target} {seed}")
+    dials = dials or Dials()
+    copying = [copying_lesson(target, rng) for _ in range(settings.copying)]
+    pool = specs(rng, (settings.writing + settings.refining) // 2)
+    writing = [trace(rng.choice(pool), target, dials, rng, 0) for _ in range(settings.writing)]
+    refining = [
+        trace(rng.choice(pool), target, dials, rng, rng.choices(range(4), _TURNS)[0])
+        for _ in range(settings.refining)
+    ]
+    return copying, writing, refining
 
 
 def batches(rows: Sequence[_Row], tokens: int, rng: random.Random) -> list[list[_Row]]:
@@ -485,41 +556,86 @@ def batch_loss(model, batch: Sequence[_Row], pad: int):
     return torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][wanted[:, 1:]])
 
 
-def _optimizers(model, settings: Settings) -> list:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms.
+class Muon:
+    """Momentum with an orthogonal update (Jordan et al. 2024), for the matrices of the layers.
 
     Copying the lines of a task into the thought, and translating each in turn, needs attention
     that finds "the line after the one I just wrote". AdamW did not learn that in three hundred
-    steps of short sequences, Muon (Jordan et al. 2024) did in a hundred.
+    steps of short sequences, this did in a hundred. torch.optim.Muon does the same in bfloat16, one
+    matrix at a time; here equal shapes go together and stay in float32, for CPUs without bfloat16.
     """
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float, momentum: float = 0.95) -> None:
+        self.param_groups = [{"lr": lr}]
+        self.momentum = momentum
+        self.shapes: dict[tuple[int, ...], list[Tensor]] = {}
+        for parameter in parameters:
+            self.shapes.setdefault(tuple(parameter.shape), []).append(parameter)
+        self.buffers: dict[tuple[int, ...], Tensor] = {}
+
+    def step(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for shape, parameters in self.shapes.items():
+                gradient = torch.stack([p.grad for p in parameters if p.grad is not None])
+                buffer = self.buffers.setdefault(shape, torch.zeros_like(gradient))
+                buffer.lerp_(gradient, 1 - self.momentum)
+                update = _orthogonal(gradient.lerp(buffer, self.momentum))
+                scale = self.param_groups[0]["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
+                for parameter, change in zip(parameters, update, strict=True):
+                    parameter.sub_(change, alpha=scale)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameters in self.shapes.values():
+            for parameter in parameters:
+                parameter.grad = None
+
+
+def _orthogonal(matrices: Tensor) -> Tensor:
+    """[n, a, b] -> singular values near 1: five quintic Newton-Schulz steps."""
+    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
+    return x.mT if tall else x
+
+
+def _optimizers(model, settings: Settings) -> list:
+    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
     import torch
 
     inside = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     other = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    return [
-        torch.optim.Muon(inside, lr=settings.muon_lr, momentum=0.95, weight_decay=0.0),
-        torch.optim.AdamW(other, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    adamw = torch.optim.AdamW(other, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    return [Muon(inside, settings.muon_lr), adamw]
 
 
 def train(
-    model, rows: Sequence[_Row], settings: Settings, seed: int, pad: int, progress: bool = True
+    model,
+    stages: Sequence[Sequence[_Row]],
+    settings: Settings,
+    seed: int,
+    pad: int,
+    progress: bool = True,
 ) -> list[float]:
-    """Train in place, one pass over the rows; returns the loss of each step."""
+    """Train in place, one pass over the rows of each stage; returns the loss of each step."""
     import torch
     from tqdm import tqdm
 
     rng = random.Random(f"order {seed}")
-    steps = batches(rows, settings.batch_tokens, rng)
+    steps = [batch for rows in stages for batch in batches(rows, settings.batch_tokens, rng)]
     optimizers = _optimizers(model, settings)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    warm = max(1, len(steps) // 20)
+    warm = max(1, len(steps) // 30)
     losses: list[float] = []
     model.train()
     bar = tqdm(steps, desc="warm-up", unit="step", disable=not progress, file=sys.stderr)
     for number, batch in enumerate(bar):
         rise = min(1.0, (number + 1) / warm)
-        fall = 0.55 + 0.45 * math.cos(math.pi * number / len(steps))
+        fall = 0.52 + 0.48 * math.cos(math.pi * number / len(steps))
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             for group, lr in zip(optimizer.param_groups, peak, strict=True):
                 group["lr"] = lr * rise * fall
@@ -534,3 +650,218 @@ def train(
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
     model.eval()
     return losses
+
+
+# ------------------------------------------------------------------------------------ made and kept
+
+
+def make_model(
+    target: str,
+    *,
+    seed: int = 0,
+    settings: Settings | None = None,
+    dials: Dials | None = None,
+    progress: bool = True,
+):
+    """Tokenizer and trained model: (model on the CPU, tokenizer, loss of each step)."""
+    import torch
+
+    settings = settings or Settings()
+    copying, writing, refining = lessons(target, seed, settings, dials)
+    turns = [*writing, *refining]
+    tokenizer = build_tokenizer([t for s in turns for t in (s.prompt, s.response)], settings)
+    stages = [
+        copying,
+        [(_bare(generate.source(sample.spec)), sample.response) for sample in writing],
+        [(sample.prompt, sample.response) for sample in refining],
+    ]
+    rows = [encode(pairs, tokenizer, settings.context) for pairs in stages]
+    model = new_model(len(tokenizer), settings, tokenizer, seed)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, MAX_THREADS))
+    try:
+        losses = train(model, rows, settings, seed, tokenizer.pad_token_id, progress)
+    finally:
+        torch.set_num_threads(threads)
+    model.to("cpu")
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer, losses
+
+
+MAX_THREADS = 8  # more only wait for each other on matrices of this size
+
+
+def save(model, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the Hugging Face folder; it is there whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        scratch.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def fingerprint(target: str, seed: int, settings: Settings, dials: Dials) -> str:
+    """Hash of all that decides what the model becomes, apart from rounding."""
+    digest = hashlib.sha256(json.dumps([target, seed, asdict(settings), asdict(dials)]).encode())
+    for path in sorted(
+        [*ROOT.glob("*_grammar.py"), ROOT / "warmstart.py", *ROOT.glob("prompts/*")]
+    ):
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update((ROOT / "tasks" / "generate.py").read_bytes())
+    rng = random.Random(0)
+    for number in range(20):  # how rollout puts the prompts together
+        sample = trace(rng.choice(generate.TRAIN), target, dials, rng, number % 4)
+        digest.update(sample.prompt.encode())
+    return digest.hexdigest()[:16]
+
+
+def ensure_model(
+    target: str,
+    *,
+    cache_dir: str | Path | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    settings: Settings | None = None,
+    dials: Dials | None = None,
+) -> Path:
+    """Folder of the warmed-up model for a target ("cpp", "cuda"); made first if it is not there.
+
+    `cache_dir` is the root of all caches, by default $KEVIN_CACHE_DIR or ~/.cache/kevin_repro.
+    Processes that ask at the same time wait for the one that makes it. Raises UserError.
+    """
+    if target not in ("cpp", "cuda"):
+        raise UserError(f"unknown target {target!r}; use cpp or cuda")
+    settings, dials = settings or Settings(), dials or Dials()
+    root = cache_dir or os.environ.get("KEVIN_CACHE_DIR") or Path.home() / ".cache" / "kevin_repro"
+    folder = Path(root) / "models" / f"{target}-{fingerprint(target, seed, settings, dials)}"
+    if (folder / "config.json").exists():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "config.json").exists():
+                model, tokenizer, _ = make_model(
+                    target, seed=seed, settings=settings, dials=dials, progress=progress
+                )
+                save(model, tokenizer, folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the warm-start model below {root}: {error.strerror or error}; "
+            "make room there or set KEVIN_CACHE_DIR to another folder"
+        ) from None
+    return folder
+
+
+# ------------------------------------------------------------------------------ what it can do
+
+
+def variant_of(code: str | None, spec: generate.Spec, target: str) -> grammar.Variant | None:
+    """The variant of which `code` is the grammar's correct answer, or None."""
+    if code is None:
+        return None
+    for variant in grammar.variants(spec.core, target):
+        if grammar.text(grammar.kernel(spec, variant, target)).strip() == code.strip():
+            return variant
+    return None
+
+
+def print_stats(model, tokenizer, target: str, trajectories: int, progress: bool) -> None:
+    """Play the RL loop's conversation on both splits and print what came of it."""
+    from kernel_sandbox import Sandbox
+    from rollout import TransformersPolicy, load_tasks, rollout
+
+    policy = TransformersPolicy(model, tokenizer)
+    with Sandbox(target, reuse_verdicts=True) as sandbox:
+        for split in ("train", "heldout"):
+            tasks = load_tasks(str(ROOT / "tasks"), target, split)
+            episodes = rollout(
+                policy,
+                tokenizer,
+                tasks,
+                sandbox,
+                trajectories=trajectories,
+                turns=4,
+                seed=0,
+                step=0,
+                temperature=0.9,
+                max_new_tokens=192,
+                prompt_budget=1536,
+                progress=progress,
+            )
+            print(f"\n{split}: {len(tasks)} tasks, {trajectories} trajectories, 4 turns")
+            for turn in range(4):
+                _print_turn(turn, [(e.task, e.turns[turn]) for e in episodes], target)
+            best = [max(turn.result.score for turn in e.turns) for e in episodes]
+            print(f"mean score of the best of 4 turns: {sum(best) / len(best):.3f}")
+    policy.close()
+
+
+def _print_turn(number: int, played: Sequence[tuple[Task, Turn]], target: str) -> None:
+    turns = [turn for _, turn in played]
+    statuses = Counter(turn.result.status.value for turn in turns)
+    found = fast = 0
+    for task, turn in played:
+        spec = generate.read_spec(task.source)
+        variant = variant_of(turn.code, spec, target) if spec else None
+        found += variant is not None
+        fast += spec is not None and variant == grammar.fastest(spec.core, target)
+    n = len(turns)
+    shares = ", ".join(f"{name} {count / n:.2f}" for name, count in statuses.most_common())
+    correct = [turn.result.speedup for turn in turns if turn.result.correct]
+    print(
+        f"  turn {number + 1}: {shares}; mean score {sum(t.result.score for t in turns) / n:.3f}, "
+        f"speedup of correct {sum(correct) / max(1, len(correct)):.2f}, "
+        f"as the grammar writes it {found / n:.2f}, fastest variant {fast / n:.2f}; tokens: prompt "
+        f"{sum(len(t.prompt_ids) for t in turns) / n:.0f}, "
+        f"response {sum(len(t.token_ids) for t in turns) / n:.0f}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Make the small model that the RL loop starts from."
+    )
+    parser.add_argument("--target", choices=("cpp", "cuda"), default="cpp")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=2, help="traces to print")
+    parser.add_argument("--stats", action="store_true", help="measure it in the sandbox")
+    parser.add_argument("--trajectories", type=int, default=4, help="of each task, for --stats")
+    options = parser.parse_args(arguments)
+    try:
+        for sample in traces(options.target, options.seed, options.samples, turns=2):
+            print(sample.prompt, "-" * 80, sample.response, "=" * 80, sep="\n")
+        start = time.monotonic()
+        model, tokenizer, losses = make_model(options.target, seed=options.seed)
+        save(model, tokenizer, options.out)
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        print(
+            f"{millions:.1f} million parameters, {len(tokenizer)} tokens, {len(losses)} steps, "
+            f"loss {losses[0]:.2f} -> {sum(losses[-20:]) / 20:.3f}, "
+            f"{time.monotonic() - start:.0f} s; written to {options.out}"
+        )
+        if options.stats:
+            print_stats(model, tokenizer, options.target, options.trajectories, progress=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"error: {options.out}: {error.strerror or error}; choose another --out",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
