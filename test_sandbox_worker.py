@@ -495,7 +495,7 @@ def test_remembering_does_not_pay(timed: Sandbox) -> None:
     assert result.correct and result.runtime_ms > 18
 
 
-@pytest.mark.parametrize("patched", ["_place", "_flatten"])
+@pytest.mark.parametrize("patched", ["poison", "_flatten"])
 def test_work_outside_forward_is_found(timed: Sandbox, patched: str) -> None:
     """An answer that has got hold of the worker works while its inputs are loaded, or while its
     outputs are copied."""
