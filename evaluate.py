@@ -19,6 +19,13 @@ means.
 
 from __future__ import annotations
 
+import os
+
+# Before torch starts its threads: idle ones sleep. Threads that spin wait for the compilers that
+# share the cores, and a step takes ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 import contextlib
 import dataclasses
 import hashlib

@@ -397,7 +397,7 @@ def reference(sock: socket.socket, _: list[int]) -> None:
 
 
 def _write_file(tensors: Sequence[Any]) -> tuple[int, list[dict[str, Any]]]:
-    """Tensors (on the CPU) in a new memory file that nobody can change any more; where they lie."""
+    """Tensors in a new memory file that nobody can change any more; where they lie."""
     import torch
 
     places, size = _layout(tensors)
@@ -406,7 +406,7 @@ def _write_file(tensors: Sequence[Any]) -> tuple[int, list[dict[str, Any]]]:
     for tensor, place in zip(tensors, places, strict=True):
         if not tensor.numel():
             continue
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        data = memoryview(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
         done = 0
         while done < len(data):
             done += os.pwrite(fd, data[done : done + (1 << 30)], place["offset"] + done)

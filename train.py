@@ -40,6 +40,13 @@ The KL term of GRPO has coefficient 0 in the paper (Sec. 3.3), so there is no re
 
 from __future__ import annotations
 
+import os
+
+# Before torch starts its threads: idle ones sleep. Threads that spin wait for the compilers that
+# share the cores, and a step takes ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 import dataclasses
 import datetime
 import importlib.util

@@ -23,12 +23,18 @@ writes it to a folder, `--stats` measures it in the sandbox.
 
 from __future__ import annotations
 
+import os
+
+# Before torch starts its threads: idle ones sleep. Threads that spin wait for the compilers that
+# share the cores, and a step takes ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 import argparse
 import fcntl
 import hashlib
 import json
 import math
-import os
 import random
 import re
 import shutil
@@ -171,10 +177,12 @@ def _next_variant(
 
 
 def _thought(spec: generate.Spec, variant: grammar.Variant, opening: str) -> str:
-    steps = [generate.OPS[op] for op in spec.pre]
-    steps += [*generate.CORES[spec.core].lines, *(generate.OPS[op] for op in spec.post)]
-    core = f"Core: {spec.core}."
-    lines = [opening, *(f"        {step}" for step in steps), core, *grammar.plan(variant)]
+    """`forward` as the task has it, then the plan; copied whole, so that copying needs no exception."""
+    source = generate.source(spec)
+    forward = source[source.index("    def forward") : source.index("\n\ndef get_inputs")].rstrip(
+        "\n"
+    )
+    lines = [opening, forward, f"Core: {spec.core}.", *grammar.plan(variant)]
     return "\n".join(lines) + "\n</think>\n"
 
 
@@ -436,7 +444,8 @@ class _Row:
     """One sample in tokens."""
 
     ids: list[int]  # prompt and response, end token included
-    prompt: int  # tokens of the prompt, which carry no loss
+    prompt: int  # tokens of the prompt
+    learnt: list[bool]  # which tokens carry loss: the response, and the kernels of earlier turns
 
 
 def encode(
@@ -451,8 +460,22 @@ def encode(
         response = tokenizer(answer_text, add_special_tokens=False).input_ids
         ids = [*prompt, *response, tokenizer.eos_token_id]
         if len(ids) <= context:
-            rows.append(_Row(ids, len(prompt)))
+            learnt = [*_earlier_kernels(tokenizer, prompt), *[True] * (len(ids) - len(prompt))]
+            rows.append(_Row(ids, len(prompt), learnt))
     return rows
+
+
+def _earlier_kernels(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int]) -> list[bool]:
+    """Which tokens of a prompt lie between "Attempt n:" and "Feedback:".
+
+    Earlier kernels are answers to the same task, so predicting them teaches the same thing as
+    predicting the response, at no cost: they are read anyway.
+    """
+    inside, result = False, []
+    for token in tokenizer.convert_ids_to_tokens(list(prompt)):
+        inside = (inside or token.startswith("Attempt")) and not token.startswith("Feedback")
+        result.append(inside)
+    return result
 
 
 def copying_lesson(target: str, rng: random.Random) -> tuple[str, str]:
@@ -536,7 +559,7 @@ def new_model(vocabulary: int, settings: Settings, tokenizer: PreTrainedTokenize
 
 
 def batch_loss(model, batch: Sequence[_Row], pad: int):
-    """Mean cross-entropy (nats) of the response tokens of a batch.
+    """Mean cross-entropy (nats) of the tokens of a batch that are to be learnt.
 
     Rows are padded on the right and get no mask: in a causal model what stands behind a token
     does not reach it.
@@ -549,7 +572,7 @@ def batch_loss(model, batch: Sequence[_Row], pad: int):
     wanted = torch.zeros((len(batch), width), dtype=torch.bool)
     for number, row in enumerate(batch):
         ids[number, : len(row.ids)] = torch.tensor(row.ids)
-        wanted[number, row.prompt : len(row.ids)] = True
+        wanted[number, : len(row.ids)] = torch.tensor(row.learnt)
     ids, wanted = ids.to(device), wanted.to(device)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[:, :-1][wanted[:, 1:]])
