@@ -313,6 +313,20 @@ class _Process:
         os.close(self.pidfd)
         return self.zygote.status_of(self.pid)
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """It is stopped meanwhile, all its threads: it can neither disturb what is being timed nor
+        write into what is being compared."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.pidfd, number)  # type: ignore[attr-defined]
+
     def ended_by_itself(self) -> bool:
         return bool(select.select([self.pidfd], [], [], 0.5)[0])
 
@@ -696,6 +710,9 @@ class _Candidate:
         ms = (loaded - start) * 1e3, (middle - loaded) * 1e3, (end - middle) * 1e3
         return Call(ms[0], ms[1], claim, ms[2] if copy else None)
 
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        return self.process.held() if self.process is not None else contextlib.nullcontext()
+
     def _check_outputs(self, outputs: Any) -> None:
         if outputs == self.expected:
             return
@@ -748,18 +765,19 @@ def summarise(
     does not have is work that the events did not see, and is added. On both, so is time that a
     candidate takes, and the reference does not, to load its inputs or to copy its outputs: work
     done before forward was called, or after it had returned. Call by call, so that work hidden in
-    some calls only does not hide behind a median; copies are not made in every call, and which
-    ones a candidate cannot know, so their median counts for all."""
+    some calls only does not hide behind a median (and for the reference's own slow loads as well,
+    so that a busy machine falls on both sides); copies are not made in every call, and which ones a
+    candidate cannot know, so their median counts for all."""
     on_gpu = any(call.device > 0 for call in reference)
     ours = np.array([c.device if on_gpu else c.wall - overhead_ms for c in candidate])
     theirs = np.array([c.device if on_gpu else c.wall - overhead_ms for c in reference])
     ours, theirs = np.maximum(ours, 1e-3), np.maximum(theirs, 1e-3)
     least = max(OUTSIDE_MS, OUTSIDE_SHARE * float(np.median(ours)))
-    hidden = [_excess([c.load for c in candidate], [c.load for c in reference])]
-    if on_gpu:
-        hidden.append(
-            _excess([c.wall - c.device for c in candidate], [c.wall - c.device for c in reference])
-        )
+    hidden, noise = [], []
+    for seen in (lambda c: c.load, lambda c: c.wall - c.device)[: 2 if on_gpu else 1]:
+        usual = [seen(call) for call in reference]
+        hidden.append(_excess([seen(call) for call in candidate], usual))
+        noise.append(_excess(usual, usual))
     copies = [
         (c.copy, r.copy)
         for c, r in zip(candidate, reference, strict=True)
@@ -769,6 +787,8 @@ def summarise(
         hidden.append(np.median(_excess(*zip(*copies, strict=True)), keepdims=True))
     for excess in hidden:
         ours = ours + np.where(excess > least, excess, 0.0)
+    for excess in noise:
+        theirs = theirs + np.where(excess > least, excess, 0.0)
     if on_gpu:  # small or not, a call is not shorter than what the events have missed of it
         ours = np.maximum(ours, _missed(candidate) - _missed(reference))
     draws = np.random.default_rng(0).integers(0, len(ours), (200, len(ours)))
@@ -1180,7 +1200,8 @@ class _Judging:
     def _compare(
         self, candidate: _Candidate, reference: _Reference, index: int, when: str
     ) -> None:
-        problems = reference.compare(index, candidate.outputs_fd)
+        with candidate.held():
+            problems = reference.compare(index, candidate.outputs_fd)
         if problems:
             raise _Verdict(Status.INCORRECT, "; ".join(problems) + when)
 
@@ -1193,14 +1214,16 @@ class _Judging:
         ours: list[Call] = []
         theirs: list[Call] = []
         candidate.call(reference.sets[0], copy=False, reuse=False, poison=False)  # warm-up
-        reference.call(0, copy=True)
+        with candidate.held():
+            reference.call(0, copy=True)
         start = time.monotonic()
         for count, index in enumerate(reference.timed_order(chance), 1):
             verify = index in reference.verified
             inputs = reference.draw(index, verify=verify)
             for side in (0, 1) if count % 2 else (1, 0):
                 if side:
-                    theirs.append(reference.call(index, copy=verify))
+                    with candidate.held():
+                        theirs.append(reference.call(index, copy=verify))
                     continue
                 reuse = chance.random() < 0.5
                 ours.append(candidate.call(inputs, copy=verify, reuse=reuse, poison=False))

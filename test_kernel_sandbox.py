@@ -610,3 +610,32 @@ for path in ("/dev/shm/new", "/dev/new", "/dev/loop0", "/dev/kvm", "/dev/mem", "
         pytest.skip("this kernel has no Landlock")
     done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done
+
+
+def test_candidate_stands_still_while_others_work(
+    judge: Judge, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that spins, or writes into the outputs after "copied", gets nothing done while the
+    reference is timed or compares."""
+    judge(answer())  # so that the reference is there
+    known = set(_processes(box))
+    states: list[str] = []
+
+    def watched(name: str) -> None:
+        original = getattr(kernel_sandbox._Reference, name)
+
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            (pid,) = set(_processes(box)) - known
+            deadline = time.monotonic() + 0.5
+            state = ""
+            while state != "T" and time.monotonic() < deadline:
+                state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            states.append(state)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(kernel_sandbox._Reference, name, wrapper)
+
+    watched("call")
+    watched("compare")
+    assert judge(answer(), timed=True).status is Status.CORRECT
+    assert len(states) >= 3 + 3 and set(states) == {"T"}
