@@ -99,7 +99,7 @@ def test_mistakes_get_their_verdict(kind: str, sandbox: Sandbox) -> None:
     assert drawn == kind
     result = sandbox.evaluate(task, grammar.text(wrong))
     assert result.status.value == grammar.STATUS[kind], result.reason
-    status, reason = warmstart.verdict(spec, right, wrong, kind, "", rng)
+    status, reason = warmstart.verdict(spec, right, wrong, kind, "cpp", "", rng)
     assert status == result.status.value
     shape = re.compile(r"[\d.e+-]+")  # numbers aside, the made-up feedback begins as the real one
     made, real = (shape.sub("#", text.split("\n")[0])[:25] for text in (reason, result.reason))
@@ -115,7 +115,7 @@ def test_compile_errors_read_like_the_compilers(sandbox: Sandbox) -> None:
         for kind in ("semicolon", "undeclared"):
             wrong, _ = grammar.broken(right, rng, kind)
             result = sandbox.evaluate(warmstart.make_task(spec, "cpp"), grammar.text(wrong))
-            _, reason = warmstart.verdict(spec, right, wrong, kind, "", rng)
+            _, reason = warmstart.verdict(spec, right, wrong, kind, "cpp", "", rng)
             assert reason.split("\n")[:2] == result.reason.split("\n")[:2]
             compared += 1
     assert compared == 4
@@ -282,7 +282,9 @@ def test_a_short_training_lowers_the_loss() -> None:
 def test_padding_does_not_change_the_loss() -> None:
     import torch
 
-    rows = [warmstart._Row(list(range(5, 5 + n)), 3) for n in (6, 11)]
+    rows = [
+        warmstart._Row(list(range(5, 5 + n)), 3, [False] * 3 + [True] * (n - 3)) for n in (6, 11)
+    ]
     tokenizer = warmstart.build_tokenizer(["a\nb\n"] * 5, TINY)
     model = warmstart.new_model(300, TINY, tokenizer, 0)
     with torch.no_grad():
@@ -342,7 +344,7 @@ def test_user_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "--out" in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------- the long version by hand
+# ------------------------------------------------------------------------ the long version by hand
 
 
 def sweep(target: str) -> int:
@@ -375,7 +377,7 @@ def sweep(target: str) -> int:
                     middle = [] if instead is None else [grammar.Line(instead)]
                     code = grammar.text([*lines[:place], *middle, *lines[place + 1 :]])
                     result = box.evaluate(task, code)
-                    if result.status.value != grammar.STATUS[kind]:
+                    if result.status.value != grammar.status_of(kind, target):
                         wrong += 1
                         print(f"!! {generate.name(spec)} {kind} in line {place}: {instead}")
                         print(f"   {result.status.value}: {result.reason}", flush=True)

@@ -54,6 +54,13 @@ STATUS: dict[str, str] = {
     "bias": "INCORRECT",
     "hack": "HACK",
 }
+
+
+def status_of(kind: str, target: str) -> str:
+    """The verdict that a kind of mistake must get: nvcc sees that a kernel is given double*."""
+    return "COMPILE_ERROR" if (kind, target) == ("dtype", "cuda") else STATUS[kind]
+
+
 # How often each kind is drawn where it is possible (not normalised).
 WEIGHT: dict[str, float] = {kind: 1.0 for kind in STATUS} | {
     "off_by_one": 2.0,

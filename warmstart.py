@@ -32,6 +32,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import argparse
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -71,9 +72,9 @@ CHAT_TEMPLATE = (
 class Dials:
     """How good the traces are: probabilities, each for one answer."""
 
-    fault: float = 0.42  # a first answer holds a mistake
-    fault_again: float = 0.40  # an answer after an error holds a mistake
-    fault_after_correct: float = 0.30  # an answer after a correct one holds a mistake
+    fault: float = 0.58  # a first answer holds a mistake
+    fault_again: float = 0.50  # an answer after an error holds a mistake
+    fault_after_correct: float = 0.42  # an answer after a correct one holds a mistake
     same_fault: float = 0.3  # ... which after an error is the same one
     malformed: float = 0.03  # an answer without code block or with two
     fastest: float = 0.07  # a first answer takes the fastest variant
@@ -86,16 +87,16 @@ class Dials:
 class Settings:
     """Size of the model and of its training."""
 
-    hidden: int = 192  # width
+    hidden: int = 160  # width
     layers: int = 4
-    heads: int = 3
-    inner: int = 512  # width of the feed-forward part
+    heads: int = 5
+    inner: int = 448  # width of the feed-forward part
     context: int = 2048  # longest sequence, tokens
     lines: int = 1600  # tokens that are whole lines
     merges: int = 500  # BPE merges for everything else
-    copying: int = 3000  # lessons of the first kind: the steps of forward alone
-    writing: int = 1000  # of the second: one whole answer to the bare module
-    refining: int = 1700  # of the third: any turn, with the prompt of the RL loop
+    copying: int = 8000  # lessons of the first kind: the steps of forward alone
+    writing: int = 1500  # of the second: one whole answer to the bare module
+    refining: int = 2100  # of the third: any turn, with the prompt of the RL loop
     batch_tokens: int = 1280  # a step
     lr: float = 3e-3  # of embeddings and norms: peak; short linear rise, then cosine to 4 %
     muon_lr: float = 2e-2  # of the other matrices
@@ -125,6 +126,7 @@ class _Attempt:
     feedback: str
 
 
+@functools.cache
 def make_task(spec: generate.Spec, target: str) -> Task:
     """The task of a spec, with the target's sizes."""
     return Task(generate.name(spec), 0, resolve_sizes(generate.source(spec), target), target)
@@ -177,7 +179,7 @@ def _next_variant(
 
 
 def _thought(spec: generate.Spec, variant: grammar.Variant, opening: str) -> str:
-    """`forward` as the task has it, then the plan; copied whole, so that copying needs no exception."""
+    """`forward` copied whole (so that copying needs no exception), then the plan."""
     source = generate.source(spec)
     forward = source[source.index("    def forward") : source.index("\n\ndef get_inputs")].rstrip(
         "\n"
@@ -209,29 +211,39 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[A-Za-z_]\w*", text)
 
 
-def _compile_error(lines: Sequence[grammar.Line], used: Sequence[grammar.Line], fault: str) -> str:
-    """The compiler's message for a mistake, worded and placed as kernel_build reports g++'s."""
+def _compile_error(
+    lines: Sequence[grammar.Line], used: Sequence[grammar.Line], fault: str, target: str
+) -> str:
+    """The compiler's message for a mistake, worded and placed as kernel_build reports it."""
     texts = [line.text for line in used]
     first = next(i for i, text in enumerate(texts) if text.endswith('r"""'))  # line 0 of the source
     place = next(i for i, (p, q) in enumerate(zip(lines, used, strict=False)) if p != q)
+    cuda = target == "cuda"
 
     def report(number: int, column: int, message: str) -> str:
-        number_text = str(number - first + 1)
-        head = f"kernel.cpp:{number_text}:{column}: error: {message}"
-        return f"{head}\n{number_text.rjust(6)} | {texts[number]}"
+        line = str(number - first + 1)
+        head = f"kernel.cu:{line}" if cuda else f"kernel.cpp:{line}:{column}"
+        return f"{head}: error: {message}\n{line.rjust(6)} | {texts[number]}"
 
-    if fault == "semicolon" and "auto " in texts[place]:
-        indent = len(texts[place + 1]) - len(texts[place + 1].lstrip())
-        word = texts[place + 1].split()[0]
-        return report(place + 1, indent + 1, f"expected ',' or ';' before '{word}'")
+    if fault == "dtype":
+        launch = next(i for i in range(place, len(texts)) if "<<<" in texts[i])
+        kinds = 'argument of type "double *" is incompatible with parameter of type "const float *"'
+        return report(launch, 1, kinds)
     if fault == "semicolon":
-        following = re.match(r"\w+|.", texts[place + 1].strip())
-        word = following.group() if following else "}"
+        following = texts[place + 1]
+        word = next(iter(re.findall(r"\w+|\S", following)), "}")
+        indent = len(following) - len(following.lstrip())
+        if cuda:
+            return report(place + 1, 1, 'expected a ";"')
+        if "auto " in texts[place]:
+            return report(place + 1, indent + 1, f"expected ',' or ';' before '{word}'")
         suffix = " token" if word == "}" else ""
         return report(place, len(texts[place]) + 1, f"expected ';' before '{word}'{suffix}")
     gone = _gone(lines[place].text, texts[place] if len(used) == len(lines) else "")
-    uses = [i for i in range(place, len(texts)) if gone in _words(texts[i])][:2]
     message = f"'{gone}' was not declared in this scope"
+    if cuda:
+        message = f'identifier "{gone}" is undefined'
+    uses = [i for i in range(place, len(texts)) if gone in _words(texts[i])][:2]
     return "\n".join(
         report(i, texts[i].index(found.group()) + 1, message)
         for i in uses
@@ -241,10 +253,11 @@ def _compile_error(lines: Sequence[grammar.Line], used: Sequence[grammar.Line], 
 
 def _gone(right: str, wrong: str) -> str:
     """The name that a broken line uses without declaring it, or no longer declares."""
-    declared = re.match(r"\s*(?:auto|float) (\w+) =", right)
+    declared = re.match(r"\s*(?:auto|float4?|int|int64_t|dim3) (\w+)(?: =|\()", right)
     if declared and declared.group(1) not in _words(wrong.split("=")[0]):
         return declared.group(1)
-    return next(word for word in _words(wrong) if word not in _words(right))
+    new = [word for word in _words(wrong) if word not in _words(right)]
+    return (new or [word for word in _words(right) if word not in _words(wrong)])[0]
 
 
 def _mismatch(spec: generate.Spec, rng: random.Random) -> str:
@@ -265,6 +278,7 @@ def verdict(
     lines: Sequence[grammar.Line],
     used: Sequence[grammar.Line],
     fault: str,
+    target: str,
     block: str,
     rng: random.Random,
 ) -> tuple[str, str]:
@@ -273,9 +287,9 @@ def verdict(
         return "CORRECT", ""
     if fault == "malformed":
         return "FORMAT_ERROR", parse_response(block).error
-    status = grammar.STATUS[fault]
+    status = grammar.status_of(fault, target)
     if status == "COMPILE_ERROR":
-        return status, _compile_error(lines, used, fault)
+        return status, _compile_error(lines, used, fault, target)
     if status == "INCORRECT":
         return status, _mismatch(spec, rng)
     if fault == "hack":
@@ -291,7 +305,7 @@ def verdict(
 def speedup(core: str, variant: grammar.Variant, target: str, rng: random.Random) -> float:
     """A made-up speedup for the history of a trace, of the order that the variant really has."""
     slow = len(grammar.slower_in(variant, core, target))
-    middle = {0: 3.0, 1: 1.1, 2: 0.5, 3: 0.2}[slow]
+    middle = {0: 1.8, 1: 0.6, 2: 0.25, 3: 0.12}[slow]
     return middle * math.exp(rng.gauss(0.0, 0.5))
 
 
@@ -326,7 +340,7 @@ def answer(
     if fault == "malformed":
         block = rng.choice((code, block + block))
     text = _thought(spec, variant, opening) + block + grammar.summary(variant)
-    status, reason = verdict(spec, lines, used, fault, block, rng)
+    status, reason = verdict(spec, lines, used, fault, target, block, rng)
     place = next((i for i, (p, q) in enumerate(zip(lines, used, strict=False)) if p != q), -1)
     return _Answer(text, None if fault == "malformed" else code, fault, status, reason, place)
 
@@ -373,7 +387,7 @@ def traces(
     """`count` samples, every turn equally often; a pure function of the arguments."""
     rng = random.Random(f"traces {target} {seed}")
     dials = dials or Dials()
-    pool = specs(rng, count // 2)
+    pool = specs(rng, count // 4)
     for number in range(count):
         yield trace(rng.choice(pool), target, dials, rng, number % turns)
 
@@ -452,16 +466,21 @@ def encode(
     pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast, context: int
 ) -> list[_Row]:
     """(prompt, response) as the policy sees them: chat template, generation prompt, end token."""
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        for prompt, _ in pairs
+    ]
+    ids = tokenizer(
+        [*prompts, *(answer for _, answer in pairs)], add_special_tokens=False
+    ).input_ids
     rows = []
-    for message_text, answer_text in pairs:
-        message = [{"role": "user", "content": message_text}]
-        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        prompt = tokenizer(text, add_special_tokens=False).input_ids
-        response = tokenizer(answer_text, add_special_tokens=False).input_ids
-        ids = [*prompt, *response, tokenizer.eos_token_id]
-        if len(ids) <= context:
-            learnt = [*_earlier_kernels(tokenizer, prompt), *[True] * (len(ids) - len(prompt))]
-            rows.append(_Row(ids, len(prompt), learnt))
+    for prompt, response in zip(ids[: len(pairs)], ids[len(pairs) :], strict=True):
+        answer = [*response, tokenizer.eos_token_id]
+        if len(prompt) + len(answer) <= context:
+            learnt = [*_earlier_kernels(tokenizer, prompt), *[True] * len(answer)]
+            rows.append(_Row([*prompt, *answer], len(prompt), learnt))
     return rows
 
 
@@ -513,7 +532,7 @@ def lessons(
     rng = random.Random(f"lessons {target} {seed}")
     dials = dials or Dials()
     copying = [copying_lesson(target, rng) for _ in range(settings.copying)]
-    pool = specs(rng, (settings.writing + settings.refining) // 2)
+    pool = specs(rng, (settings.writing + settings.refining) // 6)
     writing = [trace(rng.choice(pool), target, dials, rng, 0) for _ in range(settings.writing)]
     refining = [
         trace(rng.choice(pool), target, dials, rng, rng.choices(range(4), _TURNS)[0])
@@ -616,11 +635,11 @@ class Muon:
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """[n, a, b] -> singular values near 1: five quintic Newton-Schulz steps."""
+    """[n, a, b] -> singular values near 1: four quintic Newton-Schulz steps."""
     x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
-    for _ in range(5):
+    for _ in range(4):
         a = x @ x.mT
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
     return x.mT if tall else x
