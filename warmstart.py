@@ -78,7 +78,7 @@ class Dials:
     same_fault: float = 0.3  # ... which after an error is the same one
     malformed: float = 0.03  # an answer without code block or with two
     fastest: float = 0.07  # a first answer takes the fastest variant
-    fast_field: float = 0.10  # otherwise, each field is the fastest one's with this probability
+    fast_field: float = 0.20  # otherwise, each field is the fastest one's with this probability
     improve: float = 0.20  # an answer after a correct slow one is faster
     redraw: float = 0.10  # an answer takes a variant unrelated to the previous one
 
