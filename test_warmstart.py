@@ -25,7 +25,15 @@ from static_checks import check
 from tasks import generate
 
 TINY = warmstart.Settings(
-    hidden=64, layers=2, heads=2, inner=128, copying=200, writing=40, refining=60, merges=100
+    hidden=64,
+    layers=2,
+    heads=2,
+    inner=128,
+    copying=600,
+    writing=60,
+    refining=80,
+    merges=100,
+    batch_tokens=512,
 )
 # One spec a family, so that one test can pass over all of them.
 SPECS = {
@@ -101,8 +109,8 @@ def test_mistakes_get_their_verdict(kind: str, sandbox: Sandbox) -> None:
     assert result.status.value == grammar.STATUS[kind], result.reason
     status, reason = warmstart.verdict(spec, right, wrong, kind, "cpp", "", rng)
     assert status == result.status.value
-    shape = re.compile(r"[\d.e+-]+")  # numbers aside, the made-up feedback begins as the real one
-    made, real = (shape.sub("#", text.split("\n")[0])[:25] for text in (reason, result.reason))
+    number = re.compile(r"-?\d[\d.]*")  # numbers aside, the made-up feedback begins as the real one
+    made, real = (number.sub("#", text.split("\n")[0])[:25] for text in (reason, result.reason))
     assert made == real
 
 
@@ -274,7 +282,7 @@ def test_a_short_training_lowers_the_loss() -> None:
     state = torch.random.get_rng_state()
     model, tokenizer, losses = warmstart.make_model("cpp", settings=TINY, progress=False)
     assert torch.equal(state, torch.random.get_rng_state())  # the caller's random numbers
-    assert sum(losses[-5:]) / 5 < 0.5 * losses[0]
+    assert sum(losses[-10:]) / 10 < 0.75 * losses[0]
     assert not model.training
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 

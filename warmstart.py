@@ -223,7 +223,7 @@ def _compile_error(
     def report(number: int, column: int, message: str) -> str:
         line = str(number - first + 1)
         head = f"kernel.cu:{line}" if cuda else f"kernel.cpp:{line}:{column}"
-        return f"{head}: error: {message}\n{line.rjust(6)} | {texts[number]}"
+        return f"{head}: error: {message}\n{line.rjust(5)} | {texts[number]}"
 
     if fault == "dtype":
         launch = next(i for i in range(place, len(texts)) if "<<<" in texts[i])
@@ -245,7 +245,7 @@ def _compile_error(
         message = f'identifier "{gone}" is undefined'
     uses = [i for i in range(place, len(texts)) if gone in _words(texts[i])][:2]
     return "\n".join(
-        report(i, texts[i].index(found.group()) + 1, message)
+        report(i, found.start() + 1, message)
         for i in uses
         if (found := re.search(rf"\b{re.escape(gone)}\b", texts[i]))
     )
@@ -290,6 +290,10 @@ def verdict(
     status = grammar.status_of(fault, target)
     if status == "COMPILE_ERROR":
         return status, _compile_error(lines, used, fault, target)
+    if fault == "dims" and generate.CORES[spec.core].family == "reduce":
+        sizes = generate.CORES[spec.core].layout.sizes
+        rows, cols = (size[2] if target == "cpp" else size[1] for size in sizes)
+        return status, f"the output has shape [{cols}], expected [{rows}]"
     if status == "INCORRECT":
         return status, _mismatch(spec, rng)
     if fault == "hack":
