@@ -848,9 +848,10 @@ def _compile(
     timeout_s: float,
     memory_bytes: int,
     readable: Sequence[str],
+    stop: threading.Event,
 ) -> Compiled:
-    """Runs a compiler in `folder`: its own process group, always killed; it writes there only and
-    reads only below `readable`. OSError if it cannot start.
+    """Runs a compiler in `folder`, until `stop` at most: its own process group, always killed; it
+    writes there only and reads only below `readable`. OSError if it cannot start.
 
     The file-system limits are put on a thread of ours, made for this one compiler, which inherits
     them: nothing has to run between fork and exec.
@@ -861,7 +862,7 @@ def _compile(
         try:
             confinement._libc.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # of this thread
             confinement._landlock([folder, "/dev/null"], [*readable, str(folder)], False)
-            done.set_result(_run_compiler(command, folder, timeout_s, memory_bytes))
+            done.set_result(_run_compiler(command, folder, timeout_s, memory_bytes, stop))
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             done.set_exception(error)
 
@@ -870,7 +871,11 @@ def _compile(
 
 
 def _run_compiler(
-    command: Sequence[str], folder: Path, timeout_s: float, memory_bytes: int
+    command: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    memory_bytes: int,
+    stop: threading.Event,
 ) -> Compiled:
     environment = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
@@ -891,9 +896,11 @@ def _run_compiler(
             start_new_session=True,
         )
         try:
+            waiter = threading.Thread(target=_stop_watch, args=(process, stop), daemon=True)
+            waiter.start()
             try:
                 process.wait(timeout_s)
-                timed_out = False
+                timed_out = stop.is_set()
             except subprocess.TimeoutExpired:
                 timed_out = True
         finally:
@@ -904,6 +911,15 @@ def _run_compiler(
         text = stream.read(1 << 20).decode("utf-8", "replace")
     log.unlink()
     return Compiled(process.returncode, text, timed_out)
+
+
+def _stop_watch(process: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    """Ends a compiler when `stop` is set."""
+    while process.poll() is None:
+        if stop.wait(0.2):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return
 
 
 # ---- cache --------------------------------------------------------------------------------------
@@ -1037,6 +1053,7 @@ class Builder:
         self._pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="build")
         self._parts = ThreadPoolExecutor(2 * self.jobs, thread_name_prefix="compile")
         self._lock = threading.Lock()
+        self._stop = threading.Event()
         self._prepared = False
         self._built = 0
         self.shim_path: str | None = None  # the shim's shared object, once prepared
@@ -1150,6 +1167,10 @@ class Builder:
         """`build` on the pool."""
         return self._pool.submit(self.build, request)
 
+    def stop(self) -> None:
+        """Ends running compilers; their builds, and later ones, come back with a harness_error."""
+        self._stop.set()
+
     def close(self) -> None:
         """Waits for running builds and trims the cache."""
         self._pool.shutdown(cancel_futures=True)
@@ -1167,7 +1188,8 @@ class Builder:
     def _run(
         self, command: Sequence[str], folder: Path, timeout_s: float, tools: Toolchain
     ) -> Compiled:
-        return _compile(command, folder, timeout_s, self.memory_bytes, tools.readable)
+        readable = tools.readable
+        return _compile(command, folder, timeout_s, self.memory_bytes, readable, self._stop)
 
     def _build(self, request: BuildRequest, tools: Toolchain) -> BuildResult:
         rungs = ",".join(map(str, self.rungs))
@@ -1237,6 +1259,9 @@ class Builder:
                 False, kind=kind, rung=rung, error="load_inline: there is no source code"
             ), True
         done = [job.result() for job in jobs]
+        stopped = BuildResult(False, kind=kind, rung=rung, harness_error="builds were stopped")
+        if self._stop.is_set():
+            return stopped, True
         if any(d.timed_out for d in done):
             text = f"compilation took longer than {timeout_s:g} s"
             return BuildResult(False, kind=kind, rung=rung, error=text, timed_out=True), True
@@ -1246,6 +1271,8 @@ class Builder:
             done = [self._run(link, folder, timeout_s, tools)]
             if done[0].returncode == 0:
                 return BuildResult(True, kind=kind, rung=rung), True
+            if self._stop.is_set():
+                return stopped, True
         failed = [d for d in done if d.returncode]
         for d in failed:
             _raise_if_ours(d.text)

@@ -897,7 +897,9 @@ class Sandbox:
         return self.busy() if self.target == "cpp" else contextlib.nullcontext()
 
     def close(self) -> None:
-        """Ends every process and removes every file of this sandbox."""
+        """Ends every process and removes every file of this sandbox. Verdicts that are not there
+        yet are given up: a stock build would keep the caller waiting for a minute."""
+        self.builder.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             self._drop_processes()

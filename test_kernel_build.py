@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -668,3 +669,23 @@ def test_a_cuda_answer_runs(cuda_builder):
         assert torch.equal(y, torch.relu(x))
     with pytest.raises(RuntimeError, match="^x must be on the GPU$"):
         module.relu(torch.ones(3))
+
+
+def test_stop_ends_a_running_compiler_and_caches_nothing(cache) -> None:
+    """A stopped build is our doing: a harness error at once, and built when asked for again."""
+    source = "#include <torch/extension.h>\n#include <regex>\n"
+    source += 'torch::Tensor f(torch::Tensor x) { std::regex r("a+b"); return x; }\n'
+    builder = Builder("cpp", cache)
+    builder.prepare()
+    future = builder.submit(request(source))
+    time.sleep(0.3)
+    builder.stop()
+    start = time.monotonic()
+    result = future.result(timeout=30)
+    assert (result.ok, result.harness_error) == (False, "builds were stopped")
+    assert time.monotonic() - start < 5
+    builder.close()
+    with Builder("cpp", cache) as again:
+        again.prepare()
+        built = again.build(request(source))
+    assert (built.ok, built.cached) == (True, False)
