@@ -314,18 +314,16 @@ def samples_of(episodes: Sequence[Episode], advantages_PGK: Tensor) -> list[Samp
 
 class Stopwatch:
     """The engine, with the seconds spent in `generate` added up; the rest of a rollout is waiting
-    for the sandbox, which times no kernel while the engine keeps the machine busy."""
+    for the sandbox (rollout.rollout keeps it from timing kernels while the engine runs)."""
 
-    def __init__(self, engine: rollout.TransformersPolicy, sandbox: Sandbox) -> None:
+    def __init__(self, engine: rollout.TransformersPolicy) -> None:
         self.engine = engine
-        self.sandbox = sandbox
         self.seconds = 0.0
 
     def generate(self, *arguments: Any, **options: Any) -> list[rollout.Generation]:
         started = time.perf_counter()
         try:
-            with self.sandbox.busy():
-                return self.engine.generate(*arguments, **options)
+            return self.engine.generate(*arguments, **options)
         finally:
             self.seconds += time.perf_counter() - started
 
@@ -698,7 +696,7 @@ def start(config: Config, folder: Path, accelerator: Accelerator) -> int:
         model, tokenizer = load_model(config, source)
         wrapped = TokenLogprobs(model, config.temperature, config.logprob_chunk)
         policy, optimizer = accelerator.prepare(wrapped, make_optimizer(config, wrapped))
-        engine = Stopwatch(rollout.TransformersPolicy(model, tokenizer), sandbox)
+        engine = Stopwatch(rollout.TransformersPolicy(model, tokenizer))
         run = Run(
             config,
             folder,
